@@ -35,6 +35,7 @@ export CCACHE_NOHASHDIR := 1
 
 .PHONY: build demo test bench sanitize lint format docs clean cpp-test python-test
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 build: $(STAMPS)/build
 
 $(STAMPS)/venv:

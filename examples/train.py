@@ -12,13 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import digits
 import gpt
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
+from torch.optim.lr_scheduler import OneCycleLR
 from tqdm import tqdm
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -46,7 +49,7 @@ class Trainer:
         loss = F.cross_entropy(logits.flatten(0, -2), targets.to(self.device).flatten())
         self.optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.schedule.step()
         return loss.detach()
