@@ -32,15 +32,11 @@ READ_EVERY = 10
 class Trainer:
     """The training loop, and what it saw: losses and seconds."""
 
-    def __init__(
-        self, name: str, device: torch.device, model: torch.nn.Module, learning_rate: float, steps: int
-    ) -> None:
+    def __init__(self, name: str, device: torch.device, model: nn.Module, learning_rate: float, steps: int) -> None:
         self.name, self.device, self.steps = name, device, steps
         self.model = model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=learning_rate)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, learning_rate, total_steps=steps, pct_start=0.1
-        )
+        self.schedule = OneCycleLR(self.optimizer, learning_rate, total_steps=steps, pct_start=0.1)
         self.losses: list[float] = []
         self.seconds: list[float] = []  # for each READ_EVERY steps
 
