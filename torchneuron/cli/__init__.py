@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 
 import torchneuron
@@ -41,4 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not module or not _installed(module):
         print(f"torchneuron: there is no command '{name}'\n\n{_usage()}", file=sys.stderr)
         return 2
-    return importlib.import_module(module).main(rest)
+    try:
+        return importlib.import_module(module).main(rest)
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

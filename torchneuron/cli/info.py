@@ -81,7 +81,8 @@ def _device_rows() -> Iterator[tuple[str, str]]:
             error = caught
     if error:
         yield "autoload", f"failed: {type(error).__name__}: {error}"
-        yield "", f"If it names an undefined symbol, the extension was built for another torch. {_REBUILD}"
+        if isinstance(error, ImportError):
+            yield "", f"The extension was built for another torch or Python. {_REBUILD}"
         return
     switched_off = os.environ.get(env.AUTOLOAD.name) == "0"
     reason = f"off ({env.AUTOLOAD.name}=0)" if switched_off else "no entry point: the package is not installed"
