@@ -91,8 +91,7 @@ def check(script: str, arguments: list[str], as_module: bool = False) -> Report:
     """Runs a script and returns what it showed."""
     import torch
 
-    import torchneuron.device  # also where autoload is off
-    from torchneuron import _C
+    from torchneuron import _C, device  # loads the device where autoload is off
     from torchneuron.cli import _where
     from torchneuron.cli._cuda import Watch
 
@@ -103,19 +102,19 @@ def check(script: str, arguments: list[str], as_module: bool = False) -> Report:
         places[operator, f"{forward} (backward)" if forward else _where.caller()] += 1
 
     report, watch, start = Report(script), Watch(), time.perf_counter()
-    torch.neuron.clear_op_tracking()
+    device.clear_op_tracking()
     _C.set_fallback_listener(on_fallback)
     try:
         # Anomaly mode: nodes of the backward pass know the forward line that made them.
         with watch.active(), torch.autograd.set_detect_anomaly(True, check_nan=False):
             report.exit_code = _run_script(script, arguments, as_module)
-            torch.neuron.synchronize()
+            device.synchronize()
     finally:
         _C.set_fallback_listener(None)
     report.seconds = time.perf_counter() - start
-    report.executed = torch.neuron.get_executed_ops()
-    report.narrowed = torch.neuron.get_narrowed_ops()
-    reasons = {name: entry["reason"] for name, entry in torch.neuron.get_fallback_ops().items()}
+    report.executed = device.get_executed_ops()
+    report.narrowed = device.get_narrowed_ops()
+    reasons = {name: entry["reason"] for name, entry in device.get_fallback_ops().items()}
     report.fallback = [
         {"operator": operator, "calls": calls, "where": where, "reason": reasons.get(operator, "")}
         for (operator, where), calls in places.most_common()
