@@ -75,8 +75,9 @@ demo: build
 
 test: $(STAMPS)/system lint cpp-test python-test
 
+# Workers share the processors: threads that wait must not spin.
 python-test: build
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # usage: $(call cpp-tests,build directory,cmake options)
 define cpp-tests
