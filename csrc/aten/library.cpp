@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "graph.h"
 #include "runtime/generator.h"
 #include "runtime/profiler.h"
 
@@ -200,6 +201,9 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
   if (account(counter_, use) == Support::fallback && settings().strict) refuse(counter_, use, describe(args));
 
   begin_library_call(index);
+  Capture* capture = current_capture();
+  int generator_slot = -1;
+  std::optional<at::Generator> generator;
   Bridge bridge(index);
   for (auto& slot : plan_.slots) {
     IValue& value = (*stack)[first + slot.index];
@@ -208,16 +212,24 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
         if (!value.isNone()) value = c10::Device(c10::kCPU);
         break;
       case CallPlan::Arg::generator:
-        value = derived_host_generator(value.toOptional<at::Generator>(), index);
+        if (C10_LIKELY(!capture)) {
+          value = derived_host_generator(value.toOptional<at::Generator>(), index);
+        } else {
+          generator_slot = slot.index;
+          generator = value.toOptional<at::Generator>();
+        }
         break;
       default:
+        if (C10_UNLIKELY(capture != nullptr))
+          for_each_tensor(slot, value, [&](const at::Tensor& t) { capture->touch(t, slot.written); });
         value = to_host(bridge, slot, std::move(value));
     }
   }
   {
     KernelScope scope(index);
     DeviceActivity activity(counter_.name, index);
-    op.callBoxed(stack);
+    if (C10_LIKELY(!capture)) op.callBoxed(stack);
+    else capture->call(op, stack, plan_.arguments, plan_.returns, generator_slot, generator, index);
   }
   bridge.finish();
   for (size_t i = stack->size() - plan_.returns; i < stack->size(); i++) to_device(bridge, (*stack)[i]);
