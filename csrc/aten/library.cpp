@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "runtime/generator.h"
+#include "runtime/profiler.h"
 
 namespace neuron {
 
@@ -215,6 +216,7 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
   }
   {
     KernelScope scope(index);
+    DeviceActivity activity(counter_.name, index);
     op.callBoxed(stack);
   }
   bridge.finish();
