@@ -78,13 +78,15 @@ inline int run(const std::string& filter) {
   static const check::Register add_##name(#name, &test_##name); \
   static void test_##name()
 
-#define CHECK(condition) \
-  if (!(condition)) check::fail(__FILE__, __LINE__, #condition)
+#define CHECK(condition)                                           \
+  do {                                                             \
+    if (!(condition)) check::fail(__FILE__, __LINE__, #condition); \
+  } while (false)
 
 #define CHECK_EQ(a, b)                                                                                 \
   do {                                                                                                 \
-    const auto& check_a = (a);                                                                         \
-    const auto& check_b = (b);                                                                         \
+    const auto check_a = (a);                                                                          \
+    const auto check_b = (b);                                                                          \
     if (!(check_a == check_b)) check::fail(__FILE__, __LINE__, #a " is ", check_a, ", not ", check_b); \
   } while (false)
 
