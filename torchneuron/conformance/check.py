@@ -1,0 +1,180 @@
+"""Runs one case: the samples of an entry in one data type, used in one way, on CPU and on the device."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from torchneuron.conformance.compare import Mismatch, compare, copy_to
+from torchneuron.conformance.kinds import SUITES, Kind, Sample, reset_seeds, spread
+
+# Contents are whatever the memory held.
+UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_",
+                 "resize_as_"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One entry of a database, one data type (None: it has none), one kind of use."""
+
+    suite: str
+    name: str
+    dtype: str | None
+    kind: str
+
+
+@dataclass
+class Outcome:
+    """What became of a case.
+
+    `status`: passed, failed, crashed, timeout, or unsupported (CPU itself raises on every sample, or there is none).
+    `samples`: compared; `rounded`: of these, equal within rounding only; `errors`: of these, the same error as on CPU.
+    """
+
+    status: str
+    samples: int = 0
+    rounded: int = 0
+    errors: int = 0
+    random: int = 0
+    detail: str = ""
+
+    def record(self, case: Case, seconds: float) -> dict[str, Any]:
+        """As a line of the results file."""
+        return asdict(case) | asdict(self) | {"seconds": round(seconds, 3)}
+
+
+def cases(suites: list[str]) -> list[Case]:
+    """All cases of the named suites."""
+    found = []
+    for suite_name in suites:
+        suite = SUITES[suite_name]
+        for name, entry in suite.entries().items():
+            for kind in suite.untyped:
+                if suite.kinds[kind].applies(entry, None):
+                    found.append(Case(suite_name, name, None, kind))
+            for dtype in sorted(suite.dtypes(entry), key=str):
+                for kind, about in suite.kinds.items():
+                    if kind not in suite.untyped and about.applies(entry, dtype):
+                        found.append(Case(suite_name, name, str(dtype).removeprefix("torch."), kind))
+    return found
+
+
+class Checker:
+    """Runs cases on `device`. Databases are read once."""
+
+    def __init__(self, device: str = "neuron", limit: int | None = None) -> None:
+        self.device = device
+        self.limit = limit
+        self.entries: dict[str, dict[str, Any]] = {}
+
+    def run(self, case: Case) -> Outcome:
+        """The outcome of one case; exceptions of the device are part of it."""
+        suite = SUITES[case.suite]
+        if case.suite not in self.entries:
+            self.entries[case.suite] = suite.entries()
+        entry, kind = self.entries[case.suite][case.name], suite.kinds[case.kind]
+        reset_seeds()
+        try:
+            dtype = getattr(torch, case.dtype) if case.dtype else None
+            samples = spread(list(kind.samples(entry, dtype)), self.limit or kind.limit)
+        except Exception as error:
+            return Outcome("unsupported", detail=f"CPU has no samples: {_say(error)}")
+        outcome, refused = Outcome("passed"), ""
+        for number, sample in enumerate(samples):
+            try:
+                refused = self._one(case, entry, kind, sample, outcome) or refused
+            except Mismatch as error:
+                outcome.status = "failed"
+                outcome.detail = f"sample {number}: {error}"
+                return outcome
+        if outcome.samples == outcome.errors and not (outcome.errors and case.kind == "errors"):
+            return Outcome("unsupported", detail=f"CPU itself raises: {refused}" if samples else "no samples")
+        return outcome
+
+    def _one(self, case: Case, entry: Any, kind: Kind, sample: Sample, outcome: Outcome) -> str:
+        """Compares one sample. Returns what CPU raised; counts in `outcome`; raises Mismatch."""
+        on_cpu, before, random = self._attempt(entry, kind, sample, "cpu")
+        if isinstance(on_cpu, Exception) and sample.error and not isinstance(on_cpu, sample.error.error_type):
+            return _say(on_cpu)  # the database says another error than CPU raises: it is not about CPU
+        if not isinstance(on_cpu, Exception) and sample.error:
+            return "CPU raises no error"
+        torch.neuron.manual_seed(0)
+        on_device, after, drawn = self._attempt(entry, kind, sample, self.device)
+        outcome.samples += 1
+        if drawn:
+            raise Mismatch("the host's random generator was used")
+        if isinstance(on_cpu, Exception):
+            outcome.errors += 1
+            self._same_error(on_cpu, on_device, sample)
+            return _say(on_cpu)
+        if isinstance(on_device, Exception):
+            lines = traceback.format_exception(on_device)[-3:]
+            raise Mismatch(f"raises {_say(on_device)}" + (f" [{''.join(lines)[:300]}]" if not str(on_device) else ""))
+        known = not random and case.name.removeprefix("_refs.") not in UNINITIALISED
+        exact = compare((before, on_cpu), (after, on_device), self.device, values=known)
+        outcome.rounded += not exact
+        outcome.random += random
+        if random:
+            self._same_distribution(entry, kind, sample, on_device)
+        return ""
+
+    def _attempt(self, entry: Any, kind: Kind, sample: Sample, device: str) -> tuple[Any, Any, bool]:
+        """The result or the error, the sample as it is afterwards, and whether the host's generator was used."""
+        moved = Sample(copy_to(sample.tree, device), sample.about)
+        torch.default_generator.manual_seed(0)
+        state = torch.get_rng_state()
+        try:
+            result = kind.recipe(entry, moved)
+        except Exception as error:
+            result = error
+        # Modules compare their state in the recipe; here what was passed to an operator counts.
+        tensors = [x for x in tree_leaves(moved.tree) if isinstance(x, torch.Tensor)]
+        return result, tensors, not torch.equal(state, torch.get_rng_state())
+
+    def _same_error(self, on_cpu: Exception, on_device: Any, sample: Sample) -> None:
+        if not isinstance(on_device, Exception):
+            raise Mismatch(f"raises nothing; CPU raises {_say(on_cpu)}")
+        if type(on_device) is not type(on_cpu):
+            raise Mismatch(f"raises {_say(on_device)}; CPU raises {_say(on_cpu)}")
+        if sample.error:
+            pattern = sample.error.error_regex
+            if re.search(pattern, str(on_cpu)) and not re.search(pattern, str(on_device)):
+                raise Mismatch(f"says {_say(on_device)}; CPU says {_say(on_cpu)}")
+
+    def _same_distribution(self, entry: Any, kind: Kind, sample: Sample, first: Any) -> None:
+        """The same seed gives the same numbers again, and their mean is that of CPU's numbers."""
+        torch.neuron.manual_seed(0)
+        again = self._attempt(entry, kind, sample, self.device)[0]
+        if isinstance(again, Exception):
+            raise Mismatch(f"raises {_say(again)} when called again")
+        try:
+            compare(_to_cpu(first), _to_cpu(again), "cpu")
+        except Mismatch as error:
+            raise Mismatch(f"not the same under the same seed: {error}") from None
+        cpu, dev = (_numbers([self._attempt(entry, kind, sample, d)[0] for _ in range(3)]) for d in ("cpu", self.device))
+        if len(cpu) != len(dev) or len(cpu) < 500:
+            return
+        spread_of_mean = ((cpu.var() / len(cpu) + dev.var() / len(dev)) ** 0.5).item()
+        if abs(cpu.mean() - dev.mean()).item() > 8 * spread_of_mean + 1e-6:
+            raise Mismatch(f"mean of {len(dev)} random numbers is {dev.mean():.4}, on CPU {cpu.mean():.4}")
+
+
+def _say(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _to_cpu(tree: Any) -> Any:
+    return [x.detach().cpu() if isinstance(x, torch.Tensor) else x for x in tree_leaves(tree)]
+
+
+def _numbers(tree: Any) -> torch.Tensor:
+    """All finite numbers of dense results as one vector."""
+    parts = [x.detach().cpu() for x in tree_leaves(tree) if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+    flat = [(torch.view_as_real(p) if p.is_complex() else p).reshape(-1).double() for p in parts if not p.is_quantized]
+    numbers = torch.cat(flat) if flat else torch.empty(0, dtype=torch.float64)
+    return numbers[numbers.isfinite()]
