@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds after which a case is stopped")
     p.add_argument("--results", type=Path, help="file of results; cases that it holds are not run again")
     p.add_argument("--again", choices=["all", "bad"], help="run all, or those that did not pass, again")
-    p.add_argument("--report", type=Path, default=Path("docs/conformance.md"), help="file to write (default %(default)s)")
+    p.add_argument("--report", type=Path, default=Path("docs/conformance.md"), help="file to write [%(default)s]")
     return p
 
 

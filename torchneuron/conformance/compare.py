@@ -92,8 +92,13 @@ def _describe(t: torch.Tensor) -> dict[str, Any]:
 def aliasing(tensors: list[torch.Tensor]) -> list[int | None]:
     """For each tensor the position of the first one that has the same storage."""
     first: dict[int, int] = {}
-    strided = [t.layout == torch.strided and not t.is_nested for t in tensors]
-    return [first.setdefault(t.untyped_storage()._cdata, i) if s else None for i, (t, s) in enumerate(zip(tensors, strided))]
+
+    def position(i: int, t: torch.Tensor) -> int | None:
+        return (
+            first.setdefault(t.untyped_storage()._cdata, i) if t.layout == torch.strided and not t.is_nested else None
+        )
+
+    return [position(i, t) for i, t in enumerate(tensors)]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any
 
 import numpy
 import torch
 from torch.autograd import forward_ad
 from torch.testing._internal import common_methods_invocations, common_modules, common_optimizers
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
-
 
 # The database wraps random operators so that they seed and restore the generators; that would hide which they use.
 common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
@@ -54,6 +54,7 @@ class Suite:
 
 
 # Recipes for operators -------------------------------------------------------------------------------------------
+
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
@@ -113,7 +114,7 @@ def _out(op: Any, sample: Sample) -> Any:
     with torch.no_grad():
         expected = op(*args, **kwargs)
         for make in _OUT_SHAPES:
-            out = tree_map(lambda t: make(t) if isinstance(t, torch.Tensor) else t, expected)
+            out = tree_map(lambda t, make=make: make(t) if isinstance(t, torch.Tensor) else t, expected)
             before = [t.data_ptr() for t in _tensors(out)]
             returned = op(*args, **kwargs, out=out)
             same_object = [a is b for a, b in zip(_tensors(returned), _tensors(out))]
@@ -150,6 +151,7 @@ def _double_backward(op: Any, sample: Sample) -> Any:
 
 def _jvp(op: Any, sample: Sample) -> Any:
     with forward_ad.dual_level():
+
         def dual(x: Any) -> Any:
             if not isinstance(x, torch.Tensor) or not x.requires_grad:
                 return x
@@ -177,6 +179,7 @@ def _vmap(op: Any, sample: Sample) -> Any:
 
 
 # Samples of operators --------------------------------------------------------------------------------------------
+
 
 def _sample(s: Any) -> Sample:
     return Sample(((s.input, *s.args), s.kwargs), s)
@@ -222,7 +225,7 @@ def _sparse_kinds() -> dict[str, Kind]:
 
 
 _OPERATOR_KINDS = {
-    "forward": Kind(_always, _op_samples, _forward, 200),
+    "forward": Kind(_always, _op_samples, _forward, 100),
     "non-contiguous": Kind(_always, _noncontiguous_samples, _forward),
     "aliasing": Kind(_always, _op_samples, _alias, 10),
     "out=": Kind(lambda op, _: op.supports_out, _op_samples, _out, 20),
@@ -244,6 +247,7 @@ def _by_name(entries: Iterable[Any], name: Callable[[Any], str]) -> dict[str, An
 
 
 # Modules ---------------------------------------------------------------------------------------------------------
+
 
 def _module_samples(info: Any, dtype: torch.dtype | None) -> Iterator[Sample]:
     for training in (True, False):
@@ -324,7 +328,7 @@ def _optimizer_step(info: Any, sample: Sample) -> Any:
     for step in grads:
         for p, g in zip(params, step):
             p.grad = g.clone()
-        optimizer.step(lambda: sum((p.detach().abs().sum() for p in params)))
+        optimizer.step(lambda: sum(p.detach().abs().sum() for p in params))
         history.append([p.detach().clone() for p in params])
     state = optimizer.state_dict()["state"]
     # The step counters stay on the host in both; their place is the optimizer's own choice.
@@ -336,10 +340,10 @@ def _optimizer_reload(info: Any, sample: Sample) -> Any:
     params, grads, kwargs = sample.tree
     first = info.optim_cls(params, **kwargs, **sample.about)
     results = []
-    for number, step in enumerate(grads):
+    for step in grads:
         for p, g in zip(params, step):
             p.grad = g.clone()
-        first.step(lambda: sum((p.detach().abs().sum() for p in params)))
+        first.step(lambda: sum(p.detach().abs().sum() for p in params))
         second = info.optim_cls(params, **kwargs, **sample.about)
         second.load_state_dict(first.state_dict())
         first = second

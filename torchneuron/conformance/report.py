@@ -110,7 +110,11 @@ def markdown(verdict: Verdict) -> str:
     names = Counter(suite for suite, _ in {(c.suite, c.name) for c in verdict.of("passed")})
     rounded = sorted({c.name for c in verdict.of("passed") if verdict.records[c]["rounded"]})
     excluded = [
-        [f"`{e.name}` ({', '.join(e.dtypes) or 'all data types'}; {', '.join(e.kinds) or 'all kinds'})", len(cases), e.reason]
+        [
+            f"`{e.name}`: {', '.join(e.kinds or ['all kinds'])}; {', '.join(e.dtypes or ['all types'])}",
+            len(cases),
+            e.reason,
+        ]
         for e, cases in verdict.excluded.items()
     ]
     failed = [[f"`{_say(c)}`", verdict.records[c]["detail"].replace("|", "\\|")] for c in verdict.of("failed")]
@@ -118,19 +122,19 @@ def markdown(verdict: Verdict) -> str:
         "# Conformance\n",
         "Written by `python -m torchneuron.conformance`; do not edit.\n",
         f"PyTorch {torch.__version__.split('+')[0]}. PyTorch's own databases of operators (`op_db`), Python references "
-        "(`python_ref_db`), modules (`module_db`) and optimizers (`optim_db`) on `neuron` against CPU. A **case** is one "
-        "entry, one data type and one kind of use. It passes if for each sample neuron gives the values, data types, "
+        "(`python_ref_db`), modules (`module_db`) and optimizers (`optim_db`) on `neuron` against CPU. A **case** is "
+        "one entry, one data type and one kind of use. It passes if for each sample neuron gives the values, data types, "
         "strides, shared storages, changes of arguments and type of error that CPU gives, and draws nothing from the "
         "host's random generator. Random results must repeat under one seed and have CPU's mean and metadata.\n",
         f"**{total['passed']} of {ran} cases passed ({share:.2f} %)**, {total['excluded']} excluded "
         f"({100 * total['excluded'] / max(ran, 1):.2f} %), {total['failed'] + total['stale']} failed, "
         f"{total['not run']} not run. They cover "
         + ", ".join(f"{names[s]} {s}s" for s in SUITES)
-        + f". In {total['unsupported']} more there is nothing to compare: CPU raises on every sample, or there is none.\n",
+        + f". In {total['unsupported']} more there is nothing to compare: CPU always raises, or there is no sample.\n",
         "## By kind\n",
         _table(["Kind", "Passed", "Failed", "Excluded", "Nothing to compare", "Not run", "Samples", "within rounding",
                 "random", "same error"], rows),
-        "Samples are those of passed cases; all but the ones under *within rounding* and *random* are equal bit for bit.\n",
+        "Samples are those of passed cases. All but those *within rounding* and *random* are equal bit for bit.\n",
         f"Equal within rounding only, in some sample: {', '.join(f'`{n}`' for n in rounded) or 'none'}.\n",
         "## Exclusions\n",
         "From `torchneuron/conformance/exclusions.json`. An exclusion that passes is an error.\n",

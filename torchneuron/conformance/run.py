@@ -63,6 +63,14 @@ def _work(pipe: Connection, limit: int | None, log: str) -> None:
         pipe.send(outcome.record(case, time.monotonic() - start))
 
 
+def _groups(cases: list[Case]) -> deque[deque[Case]]:
+    """Cases of one entry and data type stay together: a worker makes their samples once."""
+    groups: dict[tuple[str, str, str | None], deque[Case]] = {}
+    for case in cases:
+        groups.setdefault((case.suite, case.name, case.dtype), deque()).append(case)
+    return deque(groups.values())
+
+
 class _Worker:
     def __init__(self, limit: int | None, log: Path) -> None:
         context = multiprocessing.get_context("spawn")
@@ -70,12 +78,17 @@ class _Worker:
         self.process = context.Process(target=_work, args=(theirs, limit, str(log)), daemon=True)
         self.process.start()
         theirs.close()
+        self.group: deque[Case] = deque()
         self.case: Case | None = None
         self.started = 0.0
 
-    def give(self, case: Case | None) -> None:
-        self.case, self.started = case, time.monotonic()
-        self.pipe.send(case)
+    def go_on(self, waiting: deque[deque[Case]]) -> bool:
+        """Gives the worker the next case of its group, or of a waiting one; false if there is none."""
+        if not self.group and waiting:
+            self.group = waiting.popleft()
+        self.case, self.started = self.group.popleft() if self.group else None, time.monotonic()
+        self.pipe.send(self.case)
+        return self.case is not None
 
     def ended(self, timeout: float) -> dict[str, Any] | None:
         """The record of the running case once it has one, also if the worker died or took too long."""
@@ -98,14 +111,14 @@ class _Worker:
 def run(cases: list[Case], results: Path, workers: int, limit: int | None, timeout: float = TIMEOUT_SECONDS) -> None:
     """Runs `cases` and appends a line of JSON for each to `results`."""
     results.parent.mkdir(parents=True, exist_ok=True)
-    waiting = deque(cases)
+    waiting = _groups(cases)
     team: list[_Worker] = []
     show = _progress(len(cases))
     with results.open("a", buffering=1) as out:
         while waiting or team:
             while waiting and len(team) < workers:
                 team.append(_Worker(limit, results.with_suffix(".log")))
-                team[-1].give(waiting.popleft())
+                team[-1].go_on(waiting)
             wait([w.pipe for w in team], timeout=1)
             for worker in list(team):
                 record = worker.ended(timeout)
@@ -115,10 +128,9 @@ def run(cases: list[Case], results: Path, workers: int, limit: int | None, timeo
                 show(record)
                 if record["status"] in ("crashed", "timeout"):
                     team.remove(worker)
-                elif waiting:
-                    worker.give(waiting.popleft())
-                else:
-                    worker.give(None)
+                    if worker.group:
+                        waiting.appendleft(worker.group)
+                elif not worker.go_on(waiting):
                     worker.process.join()
                     team.remove(worker)
     show(None)
