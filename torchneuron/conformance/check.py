@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
 from dataclasses import asdict, dataclass
@@ -136,14 +137,17 @@ class Checker:
     def _attempt(self, entry: Any, kind: Kind, sample: Sample, device: str) -> tuple[Any, Any, bool]:
         """The result or the error, the sample as it is afterwards, and whether the host's generator was used."""
         moved = Sample(copy_to(sample.tree, device), sample.about)
+        leaves = tree_leaves(moved.tree)
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        # A factory that is not told a device makes its tensor on the default one.
+        tells = tensors or any(isinstance(x, (torch.device, str, torch.nn.Module)) for x in leaves)
         torch.default_generator.manual_seed(0)
         state = torch.get_rng_state()
         try:
-            result = kind.recipe(entry, moved)
+            with contextlib.nullcontext() if tells else torch.device(device):
+                result = kind.recipe(entry, moved)
         except Exception as error:
             result = error
-        # Modules compare their state in the recipe; here what was passed to an operator counts.
-        tensors = [x for x in tree_leaves(moved.tree) if isinstance(x, torch.Tensor)]
         return result, tensors, not torch.equal(state, torch.get_rng_state())
 
     def _same_error(self, on_cpu: Exception, on_device: Any, sample: Sample) -> None:
@@ -163,9 +167,11 @@ class Checker:
         if isinstance(again, Exception):
             raise Mismatch(f"raises {_say(again)} when called again")
         try:
-            compare(_to_cpu(first), _to_cpu(again), "cpu")
+            exact = compare(_to_cpu(first), _to_cpu(again), "cpu")
         except Mismatch as error:
             raise Mismatch(f"not the same under the same seed: {error}") from None
+        if not exact:
+            raise Mismatch("not the same bits under the same seed")
         cpu = _numbers(self._attempt(entry, kind, sample, "cpu")[0])
         dev = _numbers(again)
         if len(cpu) != len(dev) or len(cpu) < 500:

@@ -123,9 +123,10 @@ def markdown(verdict: Verdict) -> str:
         "Written by `python -m torchneuron.conformance`; do not edit.\n",
         f"PyTorch {torch.__version__.split('+')[0]}. PyTorch's own databases of operators (`op_db`), Python references "
         "(`python_ref_db`), modules (`module_db`) and optimizers (`optim_db`) on `neuron` against CPU. A **case** is "
-        "one entry, one data type and one kind of use. It passes if for each sample neuron gives the values, data types, "
-        "strides, shared storages, changes of arguments and type of error that CPU gives, and draws nothing from the "
-        "host's random generator. Random results must repeat under one seed and have CPU's mean and metadata.\n",
+        "one entry, one data type and one kind of use. It passes if for each sample neuron gives the values, data "
+        "types, strides, shared storages, changes of arguments and type of error that CPU gives, and draws nothing "
+        "from the host's random generator. Random results must repeat under one seed and have CPU's mean and "
+        "metadata.\n",
         f"**{total['passed']} of {ran} cases passed ({share:.2f} %)**, {total['excluded']} excluded "
         f"({100 * total['excluded'] / max(ran, 1):.2f} %), {total['failed'] + total['stale']} failed, "
         f"{total['not run']} not run. They cover "

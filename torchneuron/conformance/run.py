@@ -49,11 +49,12 @@ def read_results(path: Path) -> dict[Case, dict[str, Any]]:
 
 
 def _work(pipe: Connection, limit: int | None, log: str) -> None:
-    """A worker: takes cases from the pipe and sends outcomes back until the pipe closes."""
+    """A worker: says None when it is ready, then takes cases from the pipe and sends their records back."""
     warnings.simplefilter("ignore")
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     torch.set_num_threads(1)
     checker = Checker(limit=limit)
+    pipe.send(None)
     while (case := pipe.recv()) is not None:
         start = time.monotonic()
         try:
@@ -96,7 +97,9 @@ class _Worker:
         seconds = time.monotonic() - self.started
         if self.pipe.poll():
             try:
-                return self.pipe.recv()
+                record = self.pipe.recv()
+                self.started = time.monotonic()
+                return record
             except EOFError:
                 self.process.join()
                 detail = f"the process ended with {self.process.exitcode}"
