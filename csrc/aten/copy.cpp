@@ -12,6 +12,7 @@
 
 #include "library.h"
 #include "runtime/pinned.h"
+#include "runtime/profiler.h"
 
 namespace neuron {
 
@@ -33,7 +34,8 @@ struct CopyTask final : Task {
 };
 
 bool plain_bytes(const Tensor& src, const Tensor& dst) {
-  return src.layout() == c10::kStrided && dst.layout() == c10::kStrided && src.dtype() == dst.dtype() &&
+  return src.layout() == c10::kStrided && dst.layout() == c10::kStrided && !src.is_nested() && !dst.is_nested() &&
+         !src.is_quantized() && !dst.is_quantized() && src.dtype() == dst.dtype() &&
          src.sizes() == dst.sizes() && src.is_contiguous() && dst.is_contiguous() && !src.is_conj() && !dst.is_conj() &&
          !src.is_neg() && !dst.is_neg();
 }
@@ -52,7 +54,7 @@ bool copy_on_stream(const Tensor& src, const Tensor& dst) {
 }
 
 void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
-  if (non_blocking && copy_on_stream(src, dst)) return;
+  if (non_blocking && src.layout() == c10::kStrided && !src.is_nested() && copy_on_stream(src, dst)) return;
   const c10::DeviceIndex index = is_neuron(dst) ? dst.device().index() : src.device().index();
   begin_library_call(index);
   if (is_neuron(src) && src.device().index() != index) begin_library_call(src.device().index());
@@ -68,6 +70,7 @@ void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
   Tensor to = bridge.to_host(dst, true), from = bridge.to_host(src);
   {
     KernelScope scope(index);
+    DeviceActivity activity(count.name, index);
     to.copy_(from);
   }
   bridge.finish();
@@ -99,11 +102,21 @@ c10::Scalar local_scalar_dense(const Tensor& self) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+namespace {
+void register_copies(torch::Library& m) {
   m.impl("_copy_from", TORCH_FN(copy_from));
-  m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("copy_", TORCH_FN(copy_));
+}
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  register_copies(m);
+  m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
 }
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { register_copies(m); }
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) { register_copies(m); }
+TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) { register_copies(m); }
+TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) { register_copies(m); }
 
 }  // namespace neuron

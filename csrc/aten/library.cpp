@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "runtime/generator.h"
+#include "runtime/profiler.h"
 
 namespace neuron {
 
@@ -216,6 +217,7 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
   }
   {
     KernelScope scope(index);
+    DeviceActivity activity(counter_.name, index);
     op.callBoxed(stack);
   }
   bridge.finish();

@@ -21,6 +21,8 @@ c10::DataPtr renamed(c10::DataPtr&& ptr, c10::Device device) {
   return {data, holder, [](void* h) { delete static_cast<c10::DataPtr*>(h); }, device};
 }
 
+void release_host(void* storage) { delete static_cast<c10::Storage*>(storage); }
+
 std::mutex& refresh_mutex() {
   static auto* mutex = new std::mutex;
   return *mutex;
@@ -68,6 +70,16 @@ void sync_from_twin(c10::StorageImpl& storage, c10::StorageImpl& twin) {
     twin.set_data_ptr_noswap(borrowed(raw));
   }
   if (twin.nbytes() != storage.nbytes()) storage.set_nbytes(twin.nbytes());
+}
+
+c10::DataPtr borrow_host(c10::Storage host, c10::DeviceIndex index) {
+  void* data = host.mutable_data();
+  return {data, new c10::Storage(std::move(host)), &release_host, c10::Device(kNeuron, index)};
+}
+
+const c10::Storage* host_owner(const c10::StorageImpl& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
+  return data.get_deleter() == &release_host ? static_cast<c10::Storage*>(data.get_context()) : nullptr;
 }
 
 c10::intrusive_ptr<c10::StorageImpl> adopt_host_storage(c10::StorageImpl& host, c10::DeviceIndex index) {

@@ -35,6 +35,10 @@ c10::intrusive_ptr<c10::StorageImpl> twin_of(c10::StorageImpl& storage);
 // Takes over the twin's memory if a CPU kernel gave it other memory (resize_).
 void sync_from_twin(c10::StorageImpl& storage, c10::StorageImpl& twin);
 
+// Memory that a CPU storage keeps owning, as a DataPtr of device `index`; and that CPU storage again, or null.
+c10::DataPtr borrow_host(c10::Storage host, c10::DeviceIndex index);
+const c10::Storage* host_owner(const c10::StorageImpl& storage);
+
 // A neuron storage that takes over the memory of `host`, which becomes its twin.
 c10::intrusive_ptr<c10::StorageImpl> adopt_host_storage(c10::StorageImpl& host, c10::DeviceIndex index);
 

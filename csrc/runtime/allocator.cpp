@@ -44,6 +44,9 @@ void free_block(void* context) {
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_memory(ptr, -bytes, *pool, index_of(pool));
 }
 
+// For host allocations, whose context must be the address (c10's raw_allocate wants that).
+void free_address(void* address) { free_block(MemoryPool::find(address)); }
+
 [[noreturn]] void out_of_memory(c10::DeviceIndex index, const PoolExhausted& e) {
   c10::reportOutOfMemoryToProfiler(e.requested, e.allocated, e.reserved, c10::Device(kNeuron, index));
   size_t free_bytes = e.capacity > e.reserved ? e.capacity - e.reserved : 0;
@@ -129,12 +132,19 @@ struct NeuronAllocator final : c10::DeviceAllocator {
 };
 
 struct HostAllocator final : c10::Allocator {
-  explicit HostAllocator(c10::Allocator* b) : base(b) {}
+  explicit HostAllocator(c10::Allocator* b) : base(b) { g_base_raw_deleter = b->raw_deleter(); }
   c10::DataPtr allocate(size_t bytes) override {
     if (C10_LIKELY(t_host_scope < 0) || bytes == 0) return base->allocate(bytes);
-    return allocate_on(t_host_scope, bytes, c10::Device(c10::kCPU));
+    char* address = take(t_host_scope, bytes)->ptr;
+    return {address, address, &free_address, c10::Device(c10::kCPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return base->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return &raw_free; }
+  // Memory that was taken by raw_allocate may be freed outside of the scope, or the other way round.
+  static void raw_free(void* address) {
+    if (MemoryPool::find(address)) free_address(address);
+    else g_base_raw_deleter(address);
+  }
+  static inline c10::DeleterFnPtr g_base_raw_deleter = nullptr;
   void copy_data(void* dst, const void* src, size_t bytes) const override { base->copy_data(dst, src, bytes); }
   c10::Allocator* base;
 };
@@ -155,7 +165,8 @@ c10::DataPtr allocate_on(c10::DeviceIndex index, size_t bytes, c10::Device as) {
 }
 
 Block* block_of(const c10::DataPtr& ptr) {
-  return ptr.get_deleter() == &free_block ? static_cast<Block*>(ptr.get_context()) : nullptr;
+  if (ptr.get_deleter() == &free_block) return static_cast<Block*>(ptr.get_context());
+  return ptr.get_deleter() == &free_address ? MemoryPool::find(ptr.get_context()) : nullptr;
 }
 
 HostAllocationScope::HostAllocationScope(c10::DeviceIndex index) : previous_(std::exchange(t_host_scope, index)) {}

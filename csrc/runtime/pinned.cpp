@@ -15,6 +15,11 @@ MemoryPool& pool() {
 }
 std::atomic<bool> g_used{false};
 
+MemoryPool* owner_of(const void* data) {
+  Block* block = MemoryPool::find(data);
+  return block ? block->segment->pool : nullptr;
+}
+
 void free_pinned(void* context) {
   if (!in_bad_fork()) pool().free(static_cast<Block*>(context));
 }
@@ -69,7 +74,7 @@ PinnedAllocator* g_pinned = nullptr;
 
 c10::Allocator* pinned_allocator() { return g_pinned; }
 
-bool is_pinned_pointer(const void* data) { return data && g_used && pool().contains(data); }
+bool is_pinned_pointer(const void* data) { return data && g_used && owner_of(data) == &pool(); }
 
 void register_pinned_allocator() {
   g_pinned = new PinnedAllocator;

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <new>
@@ -26,17 +28,42 @@ void sub(StatArray& stat, StatKind kind, int64_t n) {
   stat[kind].decrease(n);
 }
 
-// Fresh zero pages, or null if the system has none. Huge pages need an aligned start: map more and cut off both ends.
-char* map_pages(size_t size, bool huge) {
-  const size_t align = huge ? size_t{2} << 20 : 0;
+// Which segment holds an address: two levels of tables over granules of 64 KiB and 47 bits of address, read without a lock.
+class Directory {
+ public:
+  static std::atomic<Segment*>* slot(uintptr_t address) {
+    static auto* top = new std::array<std::atomic<Leaf*>, kTop>{};
+    static std::atomic<Segment*> nothing{nullptr};
+    uintptr_t granule = address / kGranuleBytes;
+    if (granule / kLeaf >= kTop) return &nothing;
+    auto& leaf = (*top)[granule / kLeaf];
+    Leaf* found = leaf.load(std::memory_order_acquire);
+    if (!found) {
+      auto* fresh = new Leaf{};
+      if (leaf.compare_exchange_strong(found, fresh)) found = fresh;
+      else delete fresh;
+    }
+    return &(*found)[granule % kLeaf];
+  }
+  static void set(const Segment& segment, Segment* value) {
+    for (size_t at = 0; at < segment.size; at += kGranuleBytes)
+      slot(reinterpret_cast<uintptr_t>(segment.ptr) + at)->store(value, std::memory_order_release);
+  }
+
+ private:
+  static constexpr size_t kGranuleBytes = 64 << 10, kLeaf = 1 << 12, kTop = 1 << 19;
+  using Leaf = std::array<std::atomic<Segment*>, kLeaf>;
+};
+
+// Fresh zero pages on a border of `align` bytes, or null if the system has none: map more and cut off both ends.
+char* map_pages(size_t size, size_t align, bool huge) {
   void* raw = mmap(nullptr, size + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
-  if (!huge) return static_cast<char*>(raw);
   auto begin = reinterpret_cast<uintptr_t>(raw);
   uintptr_t start = round_up(begin, align);
   if (start > begin) munmap(raw, start - begin);
   if (uintptr_t tail = begin + size + align - (start + size)) munmap(reinterpret_cast<void*>(start + size), tail);
-  madvise(reinterpret_cast<void*>(start), size, MADV_HUGEPAGE);  // a hint: failure changes speed alone
+  if (huge) madvise(reinterpret_cast<void*>(start), size, MADV_HUGEPAGE);  // a hint: failure changes speed alone
   return reinterpret_cast<char*>(start);
 }
 
@@ -46,6 +73,7 @@ MemoryPool::~MemoryPool() {
   for (auto& segment : segments_) {
     if (segment.large)
       for (Block* b = segment.first; b;) delete std::exchange(b, b->next);
+    Directory::set(segment, nullptr);
     munmap(segment.ptr, segment.size);
   }
 }
@@ -72,11 +100,11 @@ void MemoryPool::trace(const char* action, size_t address, size_t size, uint64_t
 
 Segment* MemoryPool::map_segment(size_t size, bool large, uint64_t owner) {
   auto reserved = [&] { return static_cast<size_t>(stats_.reserved_bytes[kAll].current); };
-  char* ptr = reserved() + size <= capacity_ ? map_pages(size, large) : nullptr;
+  char* ptr = reserved() + size <= capacity_ ? map_pages(size, large ? kHuge : kGranule, large) : nullptr;
   if (!ptr) {
     stats_.num_alloc_retries++;
     release_segments();
-    ptr = reserved() + size <= capacity_ ? map_pages(size, large) : nullptr;
+    ptr = reserved() + size <= capacity_ ? map_pages(size, large ? kHuge : kGranule, large) : nullptr;
   }
   if (!ptr) return nullptr;
   Segment& segment = segments_.emplace_back();
@@ -85,6 +113,8 @@ Segment* MemoryPool::map_segment(size_t size, bool large, uint64_t owner) {
   segment.size = size;
   segment.large = large;
   segment.owner = owner;
+  if (large) segment.starts.resize(size / kGranule);
+  Directory::set(segment, &segment);
   stats_.num_device_alloc++;
   add(stats_.segment, large ? kLarge : kSmall, 1);
   add(stats_.reserved_bytes, large ? kLarge : kSmall, size);
@@ -98,6 +128,7 @@ void MemoryPool::unmap_segment(std::list<Segment>::iterator it) {
   sub(stats_.segment, kind, 1);
   sub(stats_.reserved_bytes, kind, it->size);
   trace("segment_free", reinterpret_cast<size_t>(it->ptr), it->size, it->owner);
+  Directory::set(*it, nullptr);
   munmap(it->ptr, it->size);
   segments_.erase(it);
 }
@@ -107,7 +138,7 @@ Block* MemoryPool::take_small(size_t bytes, uint64_t owner) {
   size_t bin = bin_of(bytes, &size);
   auto& bins = small_[owner];  // value-initialised to null lists
   if (!bins[bin]) {
-    Segment* segment = map_segment(round_up(std::clamp(16 * size, kMinSlab, kMaxSlab), kLargeAlign), false, owner);
+    Segment* segment = map_segment(round_up(std::clamp(16 * size, kMinSlab, kMaxSlab), kGranule), false, owner);
     if (!segment) return nullptr;
     for (size_t at = 0; at + size <= segment->size; at += size) {
       Block& b = segment->slab.emplace_back();
@@ -149,6 +180,7 @@ Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
     block->segment = segment;
     block->owner = owner;
     segment->first = block;
+    set_start(block);
   }
   if (block->size - size >= kSmallLimit) {
     auto* rest = new Block;
@@ -161,6 +193,7 @@ Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
     if (rest->next) rest->next->prev = rest;
     block->next = rest;
     block->size = size;
+    set_start(rest);
     large_.insert(rest);
     add(stats_.inactive_split, kLarge, 1);
     add(stats_.inactive_split_bytes, kLarge, rest->size);
@@ -244,6 +277,7 @@ void MemoryPool::release(Block* block) {
     a->size += b->size;
     a->next = b->next;
     if (a->next) a->next->prev = a;
+    segment->starts[(b->ptr - segment->ptr) / kGranule] = nullptr;
     delete b;
   };
   auto take_back = [&](Block* b) {
@@ -289,18 +323,27 @@ void MemoryPool::release_segments() {
   }
 }
 
-bool MemoryPool::contains(const void* address) const {
-  auto at = static_cast<const char*>(address);
-  auto inside = [&](const auto& range) { return range.ptr <= at && at < range.ptr + range.size; };
-  std::lock_guard lock(mutex_);
-  for (auto& segment : segments_) {
-    if (!inside(segment)) continue;
-    for (Block* b = segment.first; b; b = b->next)
-      if (inside(*b)) return b->allocated;
-    for (auto& b : segment.slab)
-      if (inside(b)) return b.allocated;
+Block* MemoryPool::find(const void* address) {
+  Segment* segment = *Directory::slot(reinterpret_cast<uintptr_t>(address));
+  if (!segment) return nullptr;
+  const size_t offset = static_cast<const char*>(address) - segment->ptr;
+  Block* block = nullptr;
+  if (!segment->large) {
+    const size_t index = offset / segment->slab.front().size;
+    if (index < segment->slab.size()) block = &segment->slab[index];
+  } else {
+    // The last block that starts at or before the address.
+    for (size_t g = offset / kGranule + 1; g-- > 0;)
+      if (Block* start = segment->starts[g]; start && start->ptr <= address) {
+        block = start;
+        break;
+      }
   }
-  return false;
+  return block && block->allocated ? block : nullptr;
+}
+
+void MemoryPool::set_start(Block* block) {
+  block->segment->starts[(block->ptr - block->segment->ptr) / kGranule] = block;
 }
 
 void MemoryPool::empty_cache() {

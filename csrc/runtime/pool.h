@@ -75,6 +75,8 @@ struct Segment {
   size_t live = 0;  // allocated or freeing blocks in it
   Block* first = nullptr;
   std::deque<Block> slab;  // the blocks of a small segment
+  // The block of a large segment that starts in each granule; blocks are larger than granules.
+  std::vector<Block*> starts;
 };
 
 struct SegmentView {  // for snapshots
@@ -112,8 +114,8 @@ class MemoryPool {
   void free(Block* block);
   // `stream` uses the block as well: reuse waits for what it holds when the block is freed.
   void record_use(Block* block, StreamQueue* stream);
-  // Whether `address` lies in a block that is allocated.
-  bool contains(const void* address) const;
+  // The allocated block of any pool that holds `address`, or null. Takes no lock.
+  static Block* find(const void* address);
   // Gives wholly free segments back to the operating system.
   void empty_cache();
   // Hands a private pool's memory over to `heir` (a captured graph was reset).
@@ -131,7 +133,8 @@ class MemoryPool {
 
  private:
   static constexpr size_t kAlign = 64, kSmallLimit = 1 << 20, kMinSlab = 64 << 10, kMaxSlab = 2 << 20, kLargeSegment = 32 << 20,
-                          kLargeAlign = 4096, kHuge = 2 << 20;
+                          kLargeAlign = 4096, kHuge = 2 << 20,
+                          kGranule = 64 << 10;
   static constexpr size_t kBins = 64;
 
   static size_t bin_of(size_t bytes, size_t* size);
@@ -146,6 +149,7 @@ class MemoryPool {
   Block* take_small(size_t bytes, uint64_t owner);
   Block* take_large(size_t bytes, uint64_t owner);
   Segment* map_segment(size_t size, bool large, uint64_t owner);
+  static void set_start(Block* block);
   void unmap_segment(std::list<Segment>::iterator it);
   void release(Block* block);  // back to the free lists; lock held
   void reclaim();              // finishes frees that waited for other streams; lock held
