@@ -127,13 +127,23 @@ def _differentiable(tree: Any) -> list[torch.Tensor]:
     return [t for t in _tensors(tree) if t.requires_grad]
 
 
+def _grad(outputs: list[torch.Tensor], leaves: list[torch.Tensor], create_graph: bool = False) -> Any:
+    """Gradients of `outputs` for seeded output gradients.
+
+    Autograd adds gradients up in the order in which its threads meet several roots. Only where there are several they
+    run in this thread, so that rounding and strides do not depend on time.
+    """
+    seeds = [_seeded_like(o, i) for i, o in enumerate(outputs)]
+    with torch.autograd.set_multithreading_enabled(len(outputs) == 1):
+        return torch.autograd.grad(outputs, leaves, seeds, allow_unused=True, create_graph=create_graph)
+
+
 def _gradients(op: Any, sample: Sample, create_graph: bool = False) -> tuple[list[torch.Tensor], Any]:
     leaves = _differentiable(sample.tree)
     outputs = _differentiable(sample.about.output_process_fn_grad(_forward(op, sample)))
     if not leaves or not outputs:
         raise NotImplementedError("nothing to differentiate")
-    seeds = [_seeded_like(o, i) for i, o in enumerate(outputs)]
-    return leaves, torch.autograd.grad(outputs, leaves, seeds, allow_unused=True, create_graph=create_graph)
+    return leaves, _grad(outputs, leaves, create_graph)
 
 
 def _backward(op: Any, sample: Sample) -> Any:
@@ -145,8 +155,7 @@ def _double_backward(op: Any, sample: Sample) -> Any:
     again = _differentiable(list(gradients))
     if not again:
         return gradients
-    seeds = [_seeded_like(g, i) for i, g in enumerate(again)]
-    return gradients, torch.autograd.grad(again, leaves, seeds, allow_unused=True)
+    return gradients, _grad(again, leaves)
 
 
 def _jvp(op: Any, sample: Sample) -> Any:
@@ -275,8 +284,7 @@ def _module_backward(info: Any, sample: Sample) -> Any:
     leaves = [*module.parameters(), *_differentiable((args, kwargs))]
     if not outputs or not leaves:
         raise NotImplementedError("nothing to differentiate")
-    torch.autograd.backward(outputs, [_seeded_like(o, i) for i, o in enumerate(outputs)])
-    return [t.grad for t in leaves]
+    return _grad(outputs, leaves)
 
 
 def _module_reload(info: Any, sample: Sample) -> Any:
@@ -299,6 +307,8 @@ _MODULE_KINDS = {
 # Optimizers ------------------------------------------------------------------------------------------------------
 
 _STEPS = 3
+# Counters, which optimizers may keep on the host.
+_HOST_STATE = ("step", "mu_product")
 
 
 def _optimizer_samples(info: Any, dtype: torch.dtype | None) -> Iterator[Sample]:
@@ -331,8 +341,7 @@ def _optimizer_step(info: Any, sample: Sample) -> Any:
         optimizer.step(lambda: sum(p.detach().abs().sum() for p in params))
         history.append([p.detach().clone() for p in params])
     state = optimizer.state_dict()["state"]
-    # The step counters stay on the host in both; their place is the optimizer's own choice.
-    return history, [{k: v for k, v in sorted(s.items()) if k != "step"} for s in state.values()]
+    return history, [{k: v for k, v in sorted(s.items()) if k not in _HOST_STATE} for s in state.values()]
 
 
 def _optimizer_reload(info: Any, sample: Sample) -> Any:
