@@ -6,6 +6,7 @@
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/item.h>
+#include <ATen/ops/zero.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -55,6 +56,12 @@ bool copy_on_stream(const Tensor& src, const Tensor& dst) {
 
 void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
   if (non_blocking && src.layout() == c10::kStrided && !src.is_nested() && copy_on_stream(src, dst)) return;
+  TORCH_CHECK(!dst._is_zerotensor(),
+              "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable zero tensor.");
+  if (src._is_zerotensor()) {
+    dst.zero_();
+    return;
+  }
   const c10::DeviceIndex index = is_neuron(dst) ? dst.device().index() : src.device().index();
   begin_library_call(index);
   if (is_neuron(src) && src.device().index() != index) begin_library_call(src.device().index());

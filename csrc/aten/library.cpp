@@ -47,6 +47,8 @@ bool whole_composite(const std::string& name) {
       "aten::convolution", "aten::convolution_backward", "aten::_convolution_double_backward",
       // The composite decides by device and then asks for a backend kernel that only accelerators have.
       "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
+      // Its out= form names the device types that it knows.
+      "aten::mode",
   };
   return names.count(name) || name.rfind("aten::_foreach_", 0) == 0;
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchneuron.conformance.check import Case, cases
 from torchneuron.conformance.kinds import SUITES
-from torchneuron.conformance.report import Verdict, markdown, read_exclusions
+from torchneuron.conformance.report import BAD, Verdict, markdown, read_exclusions
 from torchneuron.conformance.run import TIMEOUT_SECONDS, default_results, read_results, run
 
 
@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--samples", type=int, help="at most so many samples a case (default: each kind's own)")
     p.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds after which a case is stopped")
     p.add_argument("--results", type=Path, help="file of results; cases that it holds are not run again")
-    p.add_argument("--again", choices=["all", "bad"], help="run all, or those that did not pass, again")
+    p.add_argument("--again", choices=["all", "bad"], help="run all, or those that failed, again")
     p.add_argument("--report", type=Path, default=Path("docs/conformance.md"), help="file to write [%(default)s]")
     return p
 
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         )
 
     def due(case: Case) -> bool:
-        return case not in known or args.again == "all" or (args.again == "bad" and known[case]["status"] != "passed")
+        return case not in known or args.again == "all" or (args.again == "bad" and known[case]["status"] in BAD)
 
     selected = [c for c in everything if wanted(c)][args.shard[0] - 1 :: args.shard[1]]
     todo = [c for c in selected if due(c)]

@@ -150,11 +150,12 @@ class _Comparison:
     def attempt(self, sample: Sample, device: str) -> tuple[Any, Any, bool]:
         """The result or the error, the sample as it is afterwards, and whether the host's generator was used."""
         tree = copy_to(sample.tree, device)
-        if host := HOST_ARGUMENTS.get(self.case.name):
-            args, kwargs = tree
-            tree = tuple(copy_to(sample.tree[0][i], "cpu") if i in host else a for i, a in enumerate(args)), kwargs
         leaves = tree_leaves(tree)
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        if host := HOST_ARGUMENTS.get(self.case.name):
+            args, kwargs = tree
+            tensors = [x for i, x in enumerate(args) if i not in host]
+            tree = tuple(copy_to(sample.tree[0][i], "cpu") if i in host else a for i, a in enumerate(args)), kwargs
         # A factory that is not told a device makes its tensor on the default one.
         tells = tensors or any(isinstance(x, (torch.device, str, torch.nn.Module)) for x in leaves)
         torch.default_generator.manual_seed(0)
@@ -164,7 +165,6 @@ class _Comparison:
                 result = self.kind.recipe(self.entry, Sample(tree, sample.about))
         except Exception as error:
             result = error
-        tensors = [x for x in tensors if x.device.type == device]
         return result, tensors, not torch.equal(state, torch.get_rng_state())
 
     def same_error(self, on_cpu: Exception, on_device: Any, sample: Sample) -> None:
