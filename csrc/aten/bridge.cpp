@@ -20,6 +20,7 @@ void copy_geometry(const c10::TensorImpl& from, c10::TensorImpl& to) {
   to.set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
   to._set_conj(from.is_conj());
   to._set_neg(from.is_neg());
+  if (from._is_zerotensor()) to._set_zero(true);
   if (from.is_wrapped_number()) to.set_wrapped_number(true);
 }
 
@@ -87,6 +88,8 @@ at::Tensor Bridge::to_host(const at::Tensor& t, bool written) {
     host = convert_parts(t, c10::Device(c10::kCPU), DispatchKey::SparseCPU, DispatchKey::SparseCsrCPU,
                          [&](const at::Tensor& part) { return to_host(part, written); });
   }
+  // Some kernels save for backward only if asked to (_sparse_mm_reduce_impl), or choose by it (convolution, attention).
+  if (t.requires_grad()) host.unsafeGetTensorImpl()->set_requires_grad(true);
   lowered_.push_back({t, host, written});
   return host;
 }

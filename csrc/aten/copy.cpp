@@ -6,6 +6,7 @@
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/item.h>
+#include <ATen/ops/zero.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -55,6 +56,12 @@ bool copy_on_stream(const Tensor& src, const Tensor& dst) {
 }
 
 void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
+  TORCH_CHECK(!dst._is_zerotensor(),
+              "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable zero tensor.");
+  if (src._is_zerotensor()) {
+    dst.zero_();
+    return;
+  }
   Capture* capture = current_capture();
   if (C10_UNLIKELY(capture && !is_neuron(dst))) forbid_in_capture("A copy to the host");
   if (non_blocking && !capture && src.layout() == c10::kStrided && !src.is_nested() && copy_on_stream(src, dst)) return;
