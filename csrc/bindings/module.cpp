@@ -133,6 +133,23 @@ py::list op_counters() {
   return out;
 }
 
+// The Python function that is told the name of each fallback; never destroyed, as calls may come at exit.
+py::object& fallback_listener() {
+  static auto* listener = new py::object(py::none());
+  return *listener;
+}
+
+void tell_fallback(const OpCounter& c) {
+  py::gil_scoped_acquire gil;
+  py::object listener = fallback_listener();
+  if (!listener.is_none()) listener(c.name);
+}
+
+void set_fallback_listener(py::object listener) {
+  set_fallback_hook(listener.is_none() ? nullptr : &tell_fallback);
+  fallback_listener() = std::move(listener);
+}
+
 py::list op_rows() {
   static const char* kinds[] = {"fusible", "library", "view"};
   py::list out;
@@ -207,6 +224,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("op_counters", &op_counters);
   m.def("clear_op_counters", &clear_counters);
+  m.def("set_fallback_listener", &set_fallback_listener);
   m.def("op_rows", &op_rows);
   m.def("shadowed_operators", &shadowed_operators);
   m.def("from_host", &from_host);
