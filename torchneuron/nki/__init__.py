@@ -1,0 +1,24 @@
+"""NKI, the Neuron Kernel Interface (API 0.6), on the software NeuronCore. Also importable as `nki`."""
+
+from . import collectives, dtypes, isa, isa_constants, language, typing
+from .errors import (
+    NkiCapacityError,
+    NkiDeadlockError,
+    NkiError,
+    NkiOutOfBoundsError,
+    NkiUninitialisedReadError,
+    NkiValidationError,
+)
+from .jit import Kernel, jit, simulate
+from .profile import Profile, profile
+from .tensor import NkiTensor
+
+isa.constants = isa_constants
+isa.NkiValidationError = NkiValidationError
+dtype = dtypes
+
+__all__ = [
+    "Kernel", "NkiCapacityError", "NkiDeadlockError", "NkiError", "NkiOutOfBoundsError", "NkiTensor",
+    "NkiUninitialisedReadError", "NkiValidationError", "Profile", "collectives", "dtype", "isa", "jit", "language",
+    "profile", "simulate", "typing",
+]  # fmt: skip
