@@ -16,6 +16,7 @@ from .tensor import NkiTensor
 isa.constants = isa_constants
 isa.NkiValidationError = NkiValidationError
 dtype = dtypes
+cpu_simulate = simulate  # name before API 0.5
 
 __all__ = [
     "Kernel", "NkiCapacityError", "NkiDeadlockError", "NkiError", "NkiOutOfBoundsError", "NkiTensor",

@@ -57,27 +57,15 @@ def signature(x: object) -> tuple:
 
 def as_input(x: object) -> Input:
     """x as kernel memory: itself where it is contiguous and writable, else a copy."""
-    shape = tuple(int(n) for n in x.shape)
+    shape, t = tuple(int(n) for n in x.shape), dtypes.dtype(x.dtype)
     if isinstance(x, np.ndarray):
-        t = _numpy_type(x.dtype)
         memory = x if x.flags.c_contiguous and x.flags.writeable else np.array(x, order="C", copy=True)
         return Input(x, shape, t, memory.ctypes.data, memory, memory is not x and x.flags.writeable)
-    t = dtypes.dtype(x.dtype)
     detached = x.detach()
     memory = detached.contiguous()
     if memory.device.type == "neuron":
         _torch().neuron.synchronize()
     return Input(detached, shape, t, memory.data_ptr(), memory, memory.data_ptr() != detached.data_ptr())
-
-
-def _numpy_type(t: np.dtype) -> dtypes.DType:
-    """The NKI type of a NumPy dtype; 64-bit numbers have none (TypeError). Packed types carry their name."""
-    name = getattr(t, "nki_name", None) or (t.metadata or {}).get("nki")
-    if name is not None:
-        return dtypes.dtype(name)
-    if t.names:  # packed words are structured types with one field, called like the type
-        return dtypes.dtype(t.names[0])
-    return dtypes.dtype(t)
 
 
 class Output:
@@ -112,10 +100,10 @@ def as_result(output: Output, memory: object, like: object) -> object:
             raise TypeError(f"torch has no type for {output.dtype}")
         return torch.as_strided(memory.view(t), output.shape, output.strides, output.offset)
     t = dtypes.numpy_dtype(output.dtype)
-    flat = memory.view(t)
+    if not memory.size:
+        return np.empty(output.shape, t)
     strides = [s * t.itemsize for s in output.strides]
-    view = np.ndarray(output.shape, t, flat.data if flat.size else None, output.offset * t.itemsize, strides) if flat.size else np.empty(output.shape, t)
-    return view.copy()
+    return np.ndarray(output.shape, t, memory.data, output.offset * t.itemsize, strides).copy()
 
 
 def replace(value: object, swap: Callable[[object], object]) -> object:

@@ -57,6 +57,8 @@ def dtype(value: object) -> DType:
     """The NKI type for a DType, a name, a NumPy dtype or a torch dtype. TypeError for what NKI does not have."""
     if type(value) is DType:
         return value
+    if getattr(value, "names", None):  # NumPy's packed words: a structured type with one field of that name
+        value = value.names[0]
     name = value if isinstance(value, str) else str(value)
     found = _BY_NAME.get(name.rsplit(".", 1)[-1])
     if found is None and not name.startswith("torch."):

@@ -203,8 +203,7 @@ class Kernel:
 
 def _shape_only(x: object) -> arrays.Input:
     """An argument for tracing: shape and type, and memory that is never touched."""
-    t = arrays._numpy_type(x.dtype) if not arrays.is_torch(x) else dtypes.dtype(x.dtype)
-    return arrays.Input(None, tuple(int(n) for n in x.shape), t, 0, None, False)
+    return arrays.Input(None, tuple(int(n) for n in x.shape), dtypes.dtype(x.dtype), 0, None, False)
 
 
 def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targets.Target | None = None) -> list:
