@@ -26,6 +26,15 @@ def is_torch(x: object) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def is_fake(x: object) -> bool:
+    """A tensor without data: torch.compile's fake tensors, the meta device."""
+    if not is_torch(x):
+        return False
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(x, FakeTensor) or x.device.type == "meta"
+
+
 def is_array(x: object) -> bool:
     return isinstance(x, np.ndarray) or is_torch(x)
 
@@ -88,17 +97,27 @@ def new_memory(like: object, size: int) -> tuple[object, int]:
     return memory, memory.ctypes.data
 
 
+def torch_dtype(t: dtypes.DType) -> object:
+    """The torch dtype of an NKI type; TypeError if torch has none."""
+    name = {"bool_": "bool", "tfloat32": "float32"}.get(str(t), str(t))
+    found = getattr(_torch(), name, None)
+    if found is None:
+        raise TypeError(f"torch has no type for {t}")
+    return found
+
+
+def as_fake(output: Output, like: object) -> object:
+    """The output as a tensor without data."""
+    return like.new_empty(output.shape, dtype=torch_dtype(output.dtype))
+
+
 def as_result(output: Output, memory: object, like: object) -> object:
     """The output as an array like `like`. memory: bytes (NumPy or torch) of its storage."""
     if is_torch(like):
         torch = _torch()
         if isinstance(memory, np.ndarray):
             memory = torch.from_numpy(memory)
-        name = {"bool_": "bool", "tfloat32": "float32"}.get(str(output.dtype), str(output.dtype))
-        t = getattr(torch, name, None)
-        if t is None:
-            raise TypeError(f"torch has no type for {output.dtype}")
-        return torch.as_strided(memory.view(t), output.shape, output.strides, output.offset)
+        return torch.as_strided(memory.view(torch_dtype(output.dtype)), output.shape, output.strides, output.offset)
     t = dtypes.numpy_dtype(output.dtype)
     if not memory.size:
         return np.empty(output.shape, t)

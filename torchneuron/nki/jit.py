@@ -88,10 +88,31 @@ class Kernel:
     def __call__(self, *args: object, **kwargs: object) -> object:
         if sessions.active() is not None:  # a kernel inside a kernel is a function
             return self.func(*args, **kwargs)
+        torch = arrays._torch()
+        if torch is not None:
+            if torch.compiler.is_dynamo_compiling():
+                from .torch_ops import wrap_nki
+
+                return wrap_nki(self)(*args, **kwargs)
+            if any(arrays.is_fake(x) for x in args) or any(arrays.is_fake(x) for x in kwargs.values()):
+                return self._infer(args, kwargs)
         if self.step or os.environ.get("NKI_SIMULATOR") == "1":
             return self.run_steps(args, kwargs)
         traced = self.trace(args, kwargs)
         return self.run_steps(args, kwargs) if traced is None else self.launch(traced, args, kwargs)
+
+    def _infer(self, args: tuple, kwargs: dict) -> object:
+        """Results for fake tensors: shapes and types from tracing."""
+        traced = self.trace(args, kwargs)
+        if traced is None:
+            raise errors.DataDependentError(f"{self.__name__}: result shapes are not known without running the kernel")
+        tensors: list[object] = []
+        arrays.replace((args, kwargs), tensors.append)
+
+        def result(r: object) -> object:
+            return tensors[r.index] if isinstance(r, _Argument) else arrays.as_fake(r, tensors[0])
+
+        return _map_result(traced.result, result)
 
     # ---- step by step
     def run_steps(self, args: tuple, kwargs: dict, target: targets.Target | None = None) -> object:
