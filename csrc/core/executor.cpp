@@ -1498,6 +1498,11 @@ void Core::allocate(uint32_t storage) {
   if (buffers_.size() <= storage) buffers_.resize(storage + 1);
   const Storage& s = program_.storages()[storage];
   Buffer& b = buffers_[storage];
+  if (s.memory == Memory::psum) {
+    if (tracked_.size() <= storage) tracked_.resize(storage + 1), runtime_maps_.resize(storage + 1);
+    tracked_[storage] = 1;
+    runtime_maps_[storage] = InitMap(s.partitions, s.row_bytes, false);
+  }
   if (on_chip(s.memory) && s.address >= 0) {
     const bool psum = s.memory == Memory::psum;
     b.pitch = psum ? kPsumPitch : kSbufPitch;

@@ -111,10 +111,10 @@ def full(shape: Sequence[int], fill_value: float, dtype: object, buffer: Buffer 
         isa.memset(t, fill_value)
         return t
     flat = t.reshape((t.size,))
-    width = min(t.size, 2048)
+    width = builtins.min(t.size, 2048)
     row = full((1, width), fill_value, dtype)
     for start in builtins.range(0, t.size, width):
-        n = min(width, t.size - start)
+        n = builtins.min(width, t.size - start)
         isa.dma_copy(flat[start : start + n], row[:, 0:n])
     return t
 
@@ -226,7 +226,7 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: object = None) -> Nk
         t = ndarray(shape, dtype or x.dtype)
         first = 0
         while first < shape[0]:  # every group of 32 partitions takes the one row
-            n = min(32, shape[0] - first)
+            n = builtins.min(32, shape[0] - first)
             isa.nc_stream_shuffle(t[first : first + n], view, [0] * 32)
             first += n
         return t
