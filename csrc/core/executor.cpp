@@ -1726,6 +1726,7 @@ Core::State Core::run() {
     if (segment.row_local) {
       run_segment(segment);
       ++position_;
+      if (segment.gives_way) return State::ready;
       continue;
     }
     if (in.spec().rendezvous) {
@@ -1754,6 +1755,7 @@ Core::State Core::run() {
         execute(in);
     }
     ++position_;
+    if (segment.gives_way) return State::ready;
   }
   entered_ = false;
   return State::finished;

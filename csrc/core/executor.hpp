@@ -56,8 +56,8 @@ class Core {
 
   void execute(const Instruction& instruction);  // everything but control flow and rendezvous
 
-  // Runs the sealed program up to its end or the next rendezvous.
-  enum class State { finished, waiting };
+  // Runs the sealed program up to its end, the next rendezvous, or a write that other cores see.
+  enum class State { finished, waiting, ready };
   State run();
   const Instruction* waiting_at() const { return waiting_; }
   void resume() { waiting_ = nullptr; }

@@ -367,7 +367,7 @@ std::vector<int64_t> place(const std::vector<Storage>& storages, const LiveRange
 
 }  // namespace
 
-void Program::seal(int64_t sbuf_bytes) {
+void Program::seal(int64_t sbuf_bytes, bool several) {
   if (!open_loops_.empty()) throw Error("a loop has no end");
   check_capacity(storages_, tracker_.live(), sbuf_bytes);
   placement_.assign(storages_.size(), -1);
@@ -409,7 +409,7 @@ void Program::seal(int64_t sbuf_bytes) {
       }
     }
     if (partition < 0) local = in.opcode == Opcode::allocate;  // HBM to HBM
-    bool joins = local && !segments_.empty() && segments_.back().row_local;
+    bool joins = local && !segments_.empty() && segments_.back().row_local && !segments_.back().gives_way;
     for (const HbmUse& u : uses)
       for (const HbmUse& other : hbm)
         if (u.storage == other.storage && (u.write || other.write) && u.box.overlaps(other.box)) joins = false;
@@ -420,6 +420,10 @@ void Program::seal(int64_t sbuf_bytes) {
       hbm.clear();
     }
     hbm.insert(hbm.end(), uses.begin(), uses.end());
+    for (size_t k = 0; k < in.operands.size() && several; ++k)
+      if (in.operands[k].is_tile() && storages_[in.operands[k].access.storage].memory == Memory::shared_hbm &&
+          (sp.operands[k].role == Role::write || sp.operands[k].role == Role::read_write))
+        segments_.back().gives_way = true;
   }
 }
 

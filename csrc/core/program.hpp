@@ -179,12 +179,14 @@ class Program {
   Instruction& append(Instruction instruction);
 
   // After the last instruction: places SBUF and PSUM buffers by their lives and splits the program into segments of
-  // row-local instructions. Throws CapacityError.
-  void seal(int64_t sbuf_bytes);
+  // row-local instructions. `several`: other cores see what this one writes to shared HBM, in order with their own
+  // writes: each such write ends a segment. Throws CapacityError.
+  void seal(int64_t sbuf_bytes, bool several = false);
 
   struct Segment {
     uint32_t begin, end;
     bool row_local;
+    bool gives_way = false;  // lets other cores run afterwards
   };
   struct Peak {
     int64_t bytes = 0, time = 0;

@@ -87,10 +87,9 @@ void run(std::vector<Core*> cores) {
     for (size_t i = 0; i < n; ++i) {
       if (finished[i] || waiting[i]) continue;
       ran = true;
-      if (cores[i]->run() == Core::State::finished)
-        finished[i] = true;
-      else
-        waiting[i] = cores[i]->waiting_at();
+      const Core::State state = cores[i]->run();
+      if (state == Core::State::finished) finished[i] = true;
+      if (state == Core::State::waiting) waiting[i] = cores[i]->waiting_at();
     }
     if (std::all_of(finished.begin(), finished.end(), [](bool f) { return f; })) return;
     if (!rendezvous(cores, waiting, released) && !ran) {

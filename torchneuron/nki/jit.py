@@ -154,7 +154,7 @@ class Kernel:
 
             result = sessions.run(session, body)
             try:
-                session.program.seal(target.sbuf_bytes)
+                session.program.seal(target.sbuf_bytes, self.lnc > 1)
             except _core.Error as e:
                 raise session.error(e, 0) from None
             ids = [t.storage.id for t in tensors]

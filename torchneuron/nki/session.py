@@ -83,6 +83,14 @@ class Launch:
             if self.failure:
                 raise _Cancelled
 
+    def give_way(self, index: int) -> None:
+        """Core `index` lets the others run up to their next write that all can see, then goes on."""
+        with self.condition:
+            self._pass_on()
+            self.condition.wait_for(lambda: self.turn == index or self.failure)
+            if self.failure:
+                raise _Cancelled
+
     def end(self, index: int, failure: BaseException | None) -> None:
         with self.condition:
             self.ended[index] = True
@@ -133,6 +141,7 @@ class Session:
         self.last_source = 0
         self.shared_count = 0
         self.keep: list[object] = []
+        self.shared_ids: set[int] = set()  # storages in shared_hbm
         self.constants: set[int] = set()  # storages that a kernel made with values
         self.index = 0
 
@@ -190,6 +199,8 @@ class Session:
             if array is None:
                 array = self._hbm(row_bytes, buffer, name)
             storage.array = array
+            if buffer is shared_hbm:
+                self.shared_ids.add(storage.id)
             self.core.bind(storage.id, array.ctypes.data)
         self.storages.append(weakref.ref(storage) if buffer.on_chip and self.step else storage)
         if not self.step and buffer.on_chip:
@@ -219,11 +230,17 @@ class Session:
             if self.step:
                 if self.core.step(opcode, engine, operands, attrs or {}, values, source):
                     self.launch.meet(self.index)
+                elif len(self.launch.sessions) > 1 and self._writes_shared(opcode, operands):
+                    self.launch.give_way(self.index)
             else:
                 self.program.append(opcode, engine, operands, attrs or {}, values, source)
         except _core.Error as e:
             raise self.error(e, source) from None
         return Instruction(name)
+
+    def _writes_shared(self, opcode: int, operands: tuple) -> bool:
+        """Does the instruction write HBM that the launch's cores share?"""
+        return any(w and type(o) is tuple and o[0] in self.shared_ids for w, o in zip(WRITTEN[opcode], operands))
 
 
 def _release(core: _core.Core, storage: int) -> None:
