@@ -9,7 +9,7 @@ from .errors import (
     NkiUninitialisedReadError,
     NkiValidationError,
 )
-from .jit import Kernel, jit, simulate
+from .jit import Kernel, jit, simulate, simulate_ranks
 from .profile import Profile, profile
 from .tensor import NkiTensor
 
@@ -21,5 +21,5 @@ cpu_simulate = simulate  # name before API 0.5
 __all__ = [
     "Kernel", "NkiCapacityError", "NkiDeadlockError", "NkiError", "NkiOutOfBoundsError", "NkiTensor",
     "NkiUninitialisedReadError", "NkiValidationError", "Profile", "collectives", "dtype", "isa", "jit", "language",
-    "profile", "simulate", "typing",
+    "profile", "simulate", "simulate_ranks", "typing",
 ]  # fmt: skip

@@ -357,6 +357,12 @@ def jit(fn: Callable | None = None, **options: object) -> Callable:
     return Kernel(fn, step=options.get("mode") == "simulation")
 
 
+def simulate_ranks(kernel: Kernel | Callable, ranks: Sequence[Sequence[object]]) -> list:
+    """Runs the kernel step by step on several ranks, which nki.collectives connect. ranks: each rank's arguments;
+    returns each rank's result."""
+    return run_steps(simulate(kernel), [(tuple(args), {}) for args in ranks])
+
+
 def simulate(kernel: Kernel | Callable) -> Callable:
     """The kernel, run step by step: print, breakpoint and nl.device_print see values; limits, bounds, capacity and
     uninitialised reads are checked. NumPy in, NumPy out; torch in, torch out."""
