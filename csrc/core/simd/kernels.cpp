@@ -255,10 +255,15 @@ OP(relu, a > 0.0f ? a : 0.0f)
 OP(rsqrt, 1.0f / std::sqrt(a))
 OP(reciprocal, 1.0f / a)
 OP(divide, a / b)
-OP(mod, a - b * std::floor(a / b))
 OP(fmod, std::fmod(a, b))
 OP(average, a + b)
 #undef OP
+struct mod {  // the remainder with the sign of b
+  static float apply(float a, float b) {
+    const float r = std::fmod(a, b);
+    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+  }
+};
 
 template <class Op>
 void binary(const float* a, int sa, const float* b, int sb, float* out, int64_t n) {
