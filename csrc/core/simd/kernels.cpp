@@ -323,33 +323,43 @@ constexpr std::array<Kernels::BinaryInt, kAluOps> int_table() {
   return t;
 }
 
-// 32 lanes, folded in halves: one tree for every width of the machine's vectors. Loads are unaligned.
-typedef float Lanes __attribute__((vector_size(128)));
-typedef float LanesUnaligned __attribute__((vector_size(128), aligned(4), may_alias));
+// 32 lanes, folded in halves: one tree for every width of the machine's vectors.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+constexpr int kVectorLanes = kVectorBytes / 4, kAccumulators = 32 / kVectorLanes;
+typedef float Vec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 
 template <class Op, class Combine>
 inline float reduce_lanes(const float* in, int64_t n, float identity, Combine combine) {
-  Lanes acc = identity - Lanes{};
+  Vec acc[kAccumulators];
+  for (Vec& v : acc) v = identity - Vec{};
   int64_t i = 0;
-  for (; i + 32 <= n; i += 32) acc = combine(acc, *reinterpret_cast<const LanesUnaligned*>(in + i));
+  for (; i + 32 <= n; i += 32)
+    for (int k = 0; k < kAccumulators; ++k)
+      acc[k] = combine(acc[k], *reinterpret_cast<const Vec*>(in + i + k * kVectorLanes));
   float lane[32];
-  std::memcpy(lane, &acc, sizeof lane);
+  std::memcpy(lane, acc, sizeof lane);
   for (int64_t j = 0; i < n; ++i, ++j) lane[j] = Op::apply(lane[j], in[i]);
   for (int width = 16; width; width /= 2)
     for (int j = 0; j < width; ++j) lane[j] = Op::apply(lane[j], lane[j + width]);
   return lane[0];
 }
 float reduce_add(const float* in, int64_t n) {
-  return reduce_lanes<add>(in, n, 0.0f, [](Lanes a, Lanes b) { return a + b; });
+  return reduce_lanes<add>(in, n, 0.0f, [](Vec a, Vec b) { return a + b; });
 }
 float reduce_multiply(const float* in, int64_t n) {
-  return reduce_lanes<multiply>(in, n, 1.0f, [](Lanes a, Lanes b) { return a * b; });
+  return reduce_lanes<multiply>(in, n, 1.0f, [](Vec a, Vec b) { return a * b; });
 }
 float reduce_maximum(const float* in, int64_t n) {
-  return reduce_lanes<maximum>(in, n, -INFINITY, [](Lanes a, Lanes b) { return (a > b) | (a != a) ? a : b; });
+  return reduce_lanes<maximum>(in, n, -INFINITY, [](Vec a, Vec b) { return (a > b) | (a != a) ? a : b; });
 }
 float reduce_minimum(const float* in, int64_t n) {
-  return reduce_lanes<minimum>(in, n, INFINITY, [](Lanes a, Lanes b) { return (a < b) | (a != a) ? a : b; });
+  return reduce_lanes<minimum>(in, n, INFINITY, [](Vec a, Vec b) { return (a < b) | (a != a) ? a : b; });
 }
 float reduce_subtract(const float* in, int64_t n) { return n ? in[0] - reduce_add(in + 1, n - 1) : 0.0f; }
 template <class Op>

@@ -16,7 +16,8 @@ inline float round_even(float x) {  // |x| < 2^22
 }
 
 inline float exp(float x) {
-  const float limited = x < -104.0f ? -104.0f : (x > 89.0f ? 89.0f : x);
+  const float above = x > -104.0f ? x : -104.0f;  // in this order a comparison and a choice are one instruction
+  const float limited = above < 89.0f ? above : 89.0f;
   const float n = round_even(limited * 1.44269504f);
   const float r = (limited - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 in two parts
   float p = 0.00019899367f;                                            // (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2
