@@ -83,8 +83,6 @@ def flash_attention(q, k, v):
     """q, k [H, D, S] (head dimension on partitions), v [H, S, D], D <= 128; online softmax over keys, 512 at a time."""
     heads, d, s = q.shape
     out = nl.ndarray((heads, s, d), nl.float32, nl.shared_hbm)
-    identity = nl.ndarray((128, 128), nl.float32)
-    nisa.dma_copy(identity, nl.shared_identity_matrix(128, nl.float32))
     scale = 1.0 / math.sqrt(d)
     block = min(512, s)
     for h in range(heads):

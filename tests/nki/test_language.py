@@ -163,7 +163,7 @@ def test_constants(tmp_path, rng):
     np.save(tmp_path / "c.npy", c)
     np.testing.assert_array_equal(values(lambda: nl.load(nl.shared_constant(c))), c)
     np.testing.assert_array_equal(values(lambda: nl.load(nl.shared_constant(str(tmp_path / "c.npy")))), c)
-    np.testing.assert_array_equal(values(lambda: nl.load(nl.shared_identity_matrix(9))), np.eye(9, dtype=np.uint8))
+    np.testing.assert_array_equal(values(lambda: nl.shared_identity_matrix(9)), np.eye(9, dtype=np.uint8))
 
 
 def test_transpose_matmul_load_transpose(rng):

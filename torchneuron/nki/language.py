@@ -149,12 +149,11 @@ def shared_constant(constant: np.ndarray | str) -> NkiTensor:
 
 
 def shared_identity_matrix(n: int, dtype: object = uint8, dst: NkiTensor | None = None) -> NkiTensor:
-    """An HBM tensor with the n x n identity, copied to dst if given."""
-    t = shared_constant(np.eye(n).astype(dtypes.numpy_dtype(dtypes.dtype(dtype))))
-    if dst is None:
-        return t
-    isa.dma_copy(dst, t)
-    return dst
+    """The n x n identity (n <= 128) in a new SBUF tile, or in dst."""
+    t = dtypes.dtype(dtype) if dst is None else dst.dtype
+    tile = ndarray((n, n), t) if dst is None else dst
+    isa.dma_copy(tile, shared_constant(np.eye(n).astype(dtypes.numpy_dtype(t))))
+    return tile
 
 
 # ---- movement ------------------------------------------------------------------------------------------------------
