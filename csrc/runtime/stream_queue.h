@@ -1,0 +1,98 @@
+// In-order queue of deferred device work, and events on it. No torch here. Queues live as long as the process.
+//
+// The right to execute belongs to the queue, not to a thread: whoever needs a result runs what is queued before it
+// (waking a sleeping thread costs about 30 us here). A worker thread takes over when it is kicked: by work big enough
+// to pay for a wake-up, or by somebody who asks without waiting (an event query), so that queued work never depends on
+// another host call. Most operators never enter a queue: they find it empty and run where they are called.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace neuron {
+
+struct Task {
+  virtual ~Task() = default;
+  virtual void run() = 0;  // exceptions surface at the next host wait on the stream
+};
+
+int64_t now_ns();  // monotonic clock
+
+class StreamQueue {
+ public:
+  StreamQueue() = default;
+  StreamQueue(const StreamQueue&) = delete;
+  StreamQueue& operator=(const StreamQueue&) = delete;
+
+  // Appends work; returns its ticket (1, 2, ...). `kick` lets the worker thread start on it now.
+  uint64_t enqueue(std::unique_ptr<Task> task, bool kick = false);
+  uint64_t enqueued() const { return enqueued_.load(std::memory_order_acquire); }
+  bool done(uint64_t ticket) const { return completed_.load(std::memory_order_acquire) >= ticket; }
+  bool idle() const { return done(enqueued()); }
+
+  // Returns when `ticket` is done; executes queued work in this thread if nobody else does. Rethrows a task's error.
+  void wait(uint64_t ticket);
+  void drain() {
+    if (!idle() || unsettled_.load(std::memory_order_acquire)) wait(enqueued());
+  }
+  // As `wait`, without rethrowing: for one stream that waits for another.
+  void await(uint64_t ticket);
+  // Destroys what was run.
+  void release_finished();
+  // Lets the worker thread run what is queued.
+  void kick();
+
+  // Called now and then while a host thread waits; may throw (Ctrl-C).
+  static void set_interrupt_check(std::function<void()> check);
+
+ private:
+  bool run_some(uint64_t ticket);  // false if another thread has the right to execute
+  void pause(uint64_t ticket);     // until `ticket` is done, the right to execute is free, or some time has passed
+  void rethrow();
+
+  mutable std::mutex mutex_;
+  std::condition_variable progress_;
+  std::deque<std::unique_ptr<Task>> tasks_;
+  // Run but not yet destroyed: what a task holds is released by a thread that enqueues or waits, never by the worker,
+  // because a Python object may hang on it.
+  std::vector<std::unique_ptr<Task>> finished_;
+  std::vector<std::exception_ptr> errors_;  // of tasks run since the last wait
+  std::atomic<uint64_t> enqueued_{0}, completed_{0};
+  std::atomic<bool> executing_{false};  // the right to execute is taken
+  std::atomic<bool> unsettled_{false};  // there is something in finished_ or errors_
+};
+
+// A point in a queue. Copies share the state; recording again makes a new one.
+class Event {
+ public:
+  void record(StreamQueue& queue);
+  // `queue` goes on after the point.
+  void block(StreamQueue& queue) const;
+  bool query() const;
+  void synchronize() const;
+  bool recorded() const { return state_ != nullptr; }
+  int64_t time_ns() const;  // when the point was passed; recorded() and query() must hold
+
+ private:
+  struct State {
+    StreamQueue* queue = nullptr;
+    uint64_t ticket = 0;
+    std::atomic<int64_t> time_ns{0};
+    bool done() const { return queue->done(ticket); }
+  };
+  struct RecordTask;
+  struct BlockTask;
+  std::shared_ptr<State> state_;
+};
+
+// Stops the worker thread after it has finished what it was kicked for. Work can still be drained afterwards.
+void stop_worker();
+
+}  // namespace neuron

@@ -1,0 +1,109 @@
+"""Environment variables: the one table that the code reads from and `docs/environment.md` is made from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Callable
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in ("", "0", "false", "off", "no"):
+        return False
+    if text.lower() in ("1", "true", "on", "yes"):
+        return True
+    raise ValueError("expected 0 or 1")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise ValueError("expected a positive whole number")
+    return value
+
+
+def _core_list(text: str) -> list[int]:
+    """`0-3`, `1,2` -> core numbers."""
+    cores: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cores.extend(range(int(first), int(last or first) + 1))
+    if not cores or min(cores) < 0 or len(set(cores)) != len(cores):
+        raise ValueError("expected core numbers such as 0-3 or 4,5")
+    return cores
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, what an unset one means, how its text is read, and what it does."""
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    doc: str
+    default_text: str = ""
+
+    def get(self) -> Any:
+        """Value from the environment, or the default. Raises ValueError that names the variable."""
+        text = os.environ.get(self.name)
+        if text is None:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={text!r}: {error}. See docs/environment.md.") from None
+
+
+NUM_CORES = Variable(
+    "NEURON_RT_NUM_CORES", None, _positive, "Number of neuron devices of this process.", "`LOCAL_WORLD_SIZE`, else 1"
+)
+VISIBLE_CORES = Variable(
+    "NEURON_RT_VISIBLE_CORES",
+    None,
+    _core_list,
+    "Cores this process may use, as `0-3` or `4,5`; their number is the number of devices. Wins over `NEURON_RT_NUM_CORES`.",
+    "unset",
+)
+LOCAL_WORLD_SIZE = Variable(
+    "LOCAL_WORLD_SIZE", None, _positive, "Set by `torchrun`: the number of devices if nothing else says it.", "unset"
+)
+LAUNCH_BLOCKING = Variable(
+    "NEURON_LAUNCH_BLOCKING", False, _flag, "`1`: everything runs where it is called and nothing is queued. For debugging."
+)
+STRICT = Variable(
+    "TORCH_NEURON_STRICT",
+    False,
+    _flag,
+    "`1`: an operator that Trainium would hand to the host raises NotImplementedError instead of being counted.",
+)
+MEMORY_BYTES = Variable(
+    "TORCH_NEURON_MEMORY_BYTES",
+    None,
+    _positive,
+    "Memory of each device in bytes.",
+    "the target's 24 GiB per core, or this device's share of the machine's memory if that is less",
+)
+AUTOLOAD = Variable(
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    True,
+    _flag,
+    "PyTorch's own switch: `0` keeps `import torch` from loading any backend; `import torchneuron.device` then loads this one.",
+)
+
+VARIABLES = [NUM_CORES, VISIBLE_CORES, LOCAL_WORLD_SIZE, LAUNCH_BLOCKING, STRICT, MEMORY_BYTES, AUTOLOAD]
+
+
+def device_count() -> int:
+    """Number of neuron devices that the environment asks for."""
+    if (cores := VISIBLE_CORES.get()) is not None:
+        return len(cores)
+    return NUM_CORES.get() or LOCAL_WORLD_SIZE.get() or 1
+
+
+def markdown() -> str:
+    """The table as Markdown, for `docs/environment.md`."""
+    rows = ["| Variable | Default | Meaning |", "|---|---|---|"]
+    for v in VARIABLES:
+        default = v.default_text or (f"`{int(v.default)}`" if isinstance(v.default, bool) else f"`{v.default}`")
+        rows.append(f"| `{v.name}` | {default} | {v.doc} |")
+    return "\n".join(rows) + "\n"
