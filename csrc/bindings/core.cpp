@@ -8,10 +8,10 @@
 #include <mutex>
 #include <thread>
 
-#include "clock.hpp"
-#include "error.hpp"
-#include "executor.hpp"
-#include "simd/kernels.hpp"
+#include "clock.h"
+#include "error.h"
+#include "executor.h"
+#include "simd/kernels.h"
 
 namespace py = pybind11;
 using namespace neuron;

@@ -1,4 +1,4 @@
-#include "clock.hpp"
+#include "clock.h"
 
 #include <algorithm>
 #include <cmath>

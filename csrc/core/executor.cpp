@@ -1,4 +1,4 @@
-#include "executor.hpp"
+#include "executor.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,8 +8,8 @@
 #include <mutex>
 #include <sstream>
 
-#include "error.hpp"
-#include "simd/kernels.hpp"
+#include "error.h"
+#include "simd/kernels.h"
 
 namespace neuron {
 

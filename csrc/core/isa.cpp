@@ -1,4 +1,4 @@
-#include "isa.hpp"
+#include "isa.h"
 
 #include <cmath>
 

@@ -1,11 +1,11 @@
-#include "program.hpp"
+#include "program.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <sstream>
 
-#include "error.hpp"
+#include "error.h"
 
 namespace neuron {
 

@@ -4,9 +4,9 @@
 #include <map>
 #include <sstream>
 
-#include "error.hpp"
-#include "executor.hpp"
-#include "simd/kernels.hpp"
+#include "error.h"
+#include "executor.h"
+#include "simd/kernels.h"
 
 namespace neuron {
 namespace {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <sstream>
 
-#include "error.hpp"
-#include "program.hpp"
+#include "error.h"
+#include "program.h"
 
 namespace neuron {
 namespace {

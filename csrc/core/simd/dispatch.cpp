@@ -1,7 +1,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels.hpp"
+#include "kernels.h"
 
 namespace neuron {
 

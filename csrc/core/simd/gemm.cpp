@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels.hpp"
+#include "kernels.h"
 
 namespace neuron::NEURON_LEVEL {
 namespace {

@@ -1,5 +1,5 @@
 // Compiled once per level with NEURON_LEVEL = its name. No contraction to FMA: a level changes speed, never bits.
-#include "kernels.hpp"
+#include "kernels.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-#include "math.hpp"
+#include "math.h"
 
 namespace neuron::NEURON_LEVEL {
 

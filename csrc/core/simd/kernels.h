@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "../isa.hpp"
+#include "../isa.h"
 
 namespace neuron {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "program.hpp"
+#include "program.h"
 
 namespace neuron {
 

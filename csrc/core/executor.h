@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "program.hpp"
+#include "program.h"
 
 namespace neuron {
 

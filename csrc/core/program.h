@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "isa.hpp"
+#include "isa.h"
 
 namespace neuron {
 

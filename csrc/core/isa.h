@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtype.hpp"
+#include "dtype.h"
 
 namespace neuron {
 
