@@ -20,6 +20,7 @@ void copy_geometry(const c10::TensorImpl& from, c10::TensorImpl& to) {
   to.set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
   to._set_conj(from.is_conj());
   to._set_neg(from.is_neg());
+  if (from._is_zerotensor()) to._set_zero(true);
   if (from.is_wrapped_number()) to.set_wrapped_number(true);
 }
 
@@ -70,6 +71,24 @@ at::Tensor convert_parts(const at::Tensor& t, c10::Device device, DispatchKey co
 
 }  // namespace
 
+at::Tensor host_alias(const at::Tensor& t) {
+  return make_strided(c10::Storage(twin_of(*t.storage().unsafeGetStorageImpl())), t, DispatchKey::CPU,
+                      DispatchKey::QuantizedCPU);
+}
+
+at::Tensor adopt_host_tensor(const at::Tensor& host, c10::DeviceIndex index) {
+  if (!host.defined()) return host;
+  return make_strided(c10::Storage(adopt_host_storage(*host.storage().unsafeGetStorageImpl(), index)), host,
+                      DispatchKey::PrivateUse1, DispatchKey::QuantizedPrivateUse1);
+}
+
+void carry_back_strided(const at::Tensor& device, const at::Tensor& host) {
+  c10::StorageImpl& storage = *device.storage().unsafeGetStorageImpl();
+  sync_from_twin(storage, *host.storage().unsafeGetStorageImpl());
+  auto *from = host.unsafeGetTensorImpl(), *to = device.unsafeGetTensorImpl();
+  if (!same_geometry(*from, *to)) to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
+}
+
 c10::intrusive_ptr<c10::StorageImpl> Bridge::twin(c10::StorageImpl& storage) {
   for (auto& [twin, known] : storages_)
     if (known == &storage) return twin;
@@ -87,6 +106,8 @@ at::Tensor Bridge::to_host(const at::Tensor& t, bool written) {
     host = convert_parts(t, c10::Device(c10::kCPU), DispatchKey::SparseCPU, DispatchKey::SparseCsrCPU,
                          [&](const at::Tensor& part) { return to_host(part, written); });
   }
+  // Some kernels save for backward only if asked to (_sparse_mm_reduce_impl), or choose by it (convolution, attention).
+  if (t.requires_grad()) host.unsafeGetTensorImpl()->set_requires_grad(true);
   lowered_.push_back({t, host, written});
   return host;
 }

@@ -11,6 +11,13 @@ namespace neuron {
 
 inline bool is_neuron(const at::Tensor& t) { return t.defined() && t.device().type() == kNeuron; }
 
+// The pieces for callers that know that every tensor is dense. `host_alias`: a CPU tensor over the memory of a dense
+// neuron tensor. `adopt_host_tensor`: the neuron tensor for a CPU tensor that nobody else holds. `carry_back_strided`:
+// gives a written argument the sizes and storage that a kernel gave its alias.
+at::Tensor host_alias(const at::Tensor& t);
+at::Tensor adopt_host_tensor(const at::Tensor& host, c10::DeviceIndex index);
+void carry_back_strided(const at::Tensor& device, const at::Tensor& host);
+
 class Bridge {
  public:
   explicit Bridge(c10::DeviceIndex index) : index_(index) {}

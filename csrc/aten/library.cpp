@@ -3,12 +3,14 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 
+#include <deque>
 #include <mutex>
 #include <set>
 #include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "graph.h"
 #include "runtime/generator.h"
 #include "runtime/profiler.h"
 
@@ -46,6 +48,8 @@ bool whole_composite(const std::string& name) {
       "aten::convolution", "aten::convolution_backward", "aten::_convolution_double_backward",
       // The composite decides by device and then asks for a backend kernel that only accelerators have.
       "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
+      // Its out= form names the device types that it knows.
+      "aten::mode",
   };
   return names.count(name) || name.rfind("aten::_foreach_", 0) == 0;
 }
@@ -200,6 +204,9 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
   if (account(counter_, use) == Support::fallback && settings().strict) refuse(counter_, use, describe(args));
 
   begin_library_call(index);
+  Capture* capture = current_capture();
+  int generator_slot = -1;
+  std::optional<at::Generator> generator;
   Bridge bridge(index);
   for (auto& slot : plan_.slots) {
     IValue& value = (*stack)[first + slot.index];
@@ -208,16 +215,24 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
         if (!value.isNone()) value = c10::Device(c10::kCPU);
         break;
       case CallPlan::Arg::generator:
-        value = derived_host_generator(value.toOptional<at::Generator>(), index);
+        if (C10_LIKELY(!capture)) {
+          value = derived_host_generator(value.toOptional<at::Generator>(), index);
+        } else {
+          generator_slot = slot.index;
+          generator = value.toOptional<at::Generator>();
+        }
         break;
       default:
+        if (C10_UNLIKELY(capture != nullptr))
+          for_each_tensor(slot, value, [&](const at::Tensor& t) { capture->touch(t, slot.written); });
         value = to_host(bridge, slot, std::move(value));
     }
   }
   {
     KernelScope scope(index);
     DeviceActivity activity(counter_.name, index);
-    op.callBoxed(stack);
+    if (C10_LIKELY(!capture)) op.callBoxed(stack);
+    else capture->call(op, stack, plan_.arguments, plan_.returns, generator_slot, generator, index);
   }
   bridge.finish();
   for (size_t i = stack->size() - plan_.returns; i < stack->size(); i++) to_device(bridge, (*stack)[i]);
@@ -249,39 +264,57 @@ void library_fallback(const c10::OperatorHandle& op, DispatchKeySet keys, torch:
   (*kernel)(op, keys, stack);
 }
 
-bool wants_library_kernel(const c10::OperatorHandle& op) {
+// Our backend keys and the CPU keys whose kernels serve them.
+struct KeyPair {
+  DispatchKey neuron, cpu;
+};
+constexpr KeyPair kKeyPairs[] = {
+    {DispatchKey::PrivateUse1, DispatchKey::CPU},
+    {DispatchKey::SparsePrivateUse1, DispatchKey::SparseCPU},
+    {DispatchKey::SparseCsrPrivateUse1, DispatchKey::SparseCsrCPU},
+    {DispatchKey::QuantizedPrivateUse1, DispatchKey::QuantizedCPU},
+    {DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU},
+};
+
+bool wants_library_kernel(const c10::OperatorHandle& op, DispatchKey cpu) {
   if (!op.hasSchema() || op.operator_name().name.rfind("aten::", 0) != 0) return false;
-  if (whole_composite(op.operator_name().name)) return true;
-  return op.hasKernelForDispatchKey(DispatchKey::CPU) &&
-         !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !is_view(op.schema());
+  // Views of dense tensors are metadata and written out in views.cpp; those of other layouts share storages by the bridge.
+  const bool dense = cpu == DispatchKey::CPU;
+  if (dense && whole_composite(op.operator_name().name)) return true;
+  return op.hasKernelForDispatchKey(cpu) && !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         !(dense && is_view(op.schema()));
 }
 
 }  // namespace
 
 size_t register_library() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* libraries = new std::deque<torch::Library>;
   size_t count = 0;
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (auto& name : dispatcher.getAllOpNames()) {
-    auto op = dispatcher.findOp(name);
-    if (!op || !wants_library_kernel(*op) || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
-    std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LibraryKernel>(*op)));
-    count++;
+  for (auto [neuron, cpu] : kKeyPairs) {
+    auto& library = libraries->emplace_back(torch::Library::IMPL, "aten", neuron, __FILE__, __LINE__);
+    for (auto& name : dispatcher.getAllOpNames()) {
+      auto op = dispatcher.findOp(name);
+      if (!op || !wants_library_kernel(*op, cpu) || op->hasKernelForDispatchKey(neuron)) continue;
+      std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LibraryKernel>(*op)));
+      count++;
+    }
   }
   return count;
 }
 
-std::vector<std::string> shadowed_operators() {
-  std::vector<std::string> out;
+std::vector<std::pair<std::string, std::string>> shadowed_operators() {
+  std::vector<std::pair<std::string, std::string>> out;
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (auto& name : dispatcher.getAllOpNames()) {
-    auto op = dispatcher.findOp(name);
-    if (op && wants_library_kernel(*op) &&
-        (op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-         op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)))
-      out.push_back(toString(name));
-  }
+  for (auto [neuron, cpu] : kKeyPairs)
+    for (auto& name : dispatcher.getAllOpNames()) {
+      auto op = dispatcher.findOp(name);
+      if (op && wants_library_kernel(*op, cpu) &&
+          (op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+           op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)))
+        out.emplace_back(toString(neuron), toString(name));
+    }
   return out;
 }
 

@@ -56,7 +56,8 @@ at::Generator derived_host_generator(const std::optional<at::Generator>& generat
 // Registers LibraryKernels for the operators that have a CPU kernel. Returns how many.
 size_t register_library();
 
-// Operators with a CPU kernel which PrivateUse1 would resolve to a composite without us (for the check in CI).
-std::vector<std::string> shadowed_operators();
+// Operators with a CPU kernel which a key of our backend would resolve to a composite without us, as pairs of key and
+// operator (for the check in CI).
+std::vector<std::pair<std::string, std::string>> shadowed_operators();
 
 }  // namespace neuron

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "aten/bridge.h"
+#include "aten/graph.h"
 #include "aten/library.h"
 #include "aten/op_table.h"
 #include "aten/storage.h"
@@ -40,6 +41,7 @@ void initialize(int device_count, size_t capacity, bool launch_blocking, bool st
   register_hooks();
   register_library();
   register_profiler();
+  register_graph();
   StreamQueue::set_interrupt_check(&check_signals);
 }
 
@@ -207,6 +209,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("shutdown", &shutdown, py::call_guard<py::gil_scoped_release>());
   m.def("default_generator", [](c10::DeviceIndex i) { return default_generator(i); });
   m.def("default_stream", [](c10::DeviceIndex i) { return default_stream(i).pack3().stream_id; });
+
+  m.def("is_capturing", [] { return current_capture() != nullptr; });
 
   m.def("memory_stats", &memory_stats);
   m.def("memory_segments", &memory_segments);
