@@ -110,7 +110,7 @@ docs: build
 	$(BIN)/python -m torchneuron env --markdown > docs/environment.md
 
 bench: build
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 clean:
 	rm -rf $(VENV) build demo-output
