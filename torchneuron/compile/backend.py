@@ -7,7 +7,8 @@ operators, and the bits, of eager code. Each operator then runs as it does in ea
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func
@@ -23,8 +24,8 @@ MODES = ("default", None)
 def _check(mode: str | None, options: dict[str, Any] | None) -> None:
     if mode not in MODES:
         raise ValueError(
-            f"torch.compile(mode={mode!r}) is not known to the neuron backend: it has no CUDA graphs and nothing to tune. "
-            "Leave mode out."
+            f"torch.compile(mode={mode!r}) is not known to the neuron backend: it has no CUDA graphs and nothing to "
+            "tune. Leave mode out."
         )
     for name in options or {}:
         if name not in OPTIONS:
