@@ -164,7 +164,9 @@ inline T saturate(float f) {  // nearest even, then the nearest value of the typ
 #define INTEGER(T) \
   template <>      \
   inline T narrow(float f) { return saturate<T>(f); }
+// clang-format off
 INTEGER(uint8_t) INTEGER(int8_t) INTEGER(uint16_t) INTEGER(int16_t) INTEGER(uint32_t) INTEGER(int32_t)
+// clang-format on
 #undef INTEGER
 
 template <class T>
@@ -423,9 +425,11 @@ void affine(const float* in, float scale, float bias, float* out, int64_t n) {
 constexpr std::array<Kernels::Binary, kAluOps> binary_table() {
   std::array<Kernels::Binary, kAluOps> t{};
 #define OP(NAME) t[static_cast<int>(AluOp::NAME)] = binary<NAME>;
+  // clang-format off
   OP(bypass) OP(add) OP(subtract) OP(multiply) OP(maximum) OP(minimum) OP(equal) OP(not_equal) OP(greater)
   OP(greater_equal) OP(less) OP(less_equal) OP(logical_and) OP(logical_or) OP(logical_xor) OP(logical_not) OP(power)
   OP(abs_max) OP(abs_min) OP(abs) OP(square) OP(relu) OP(rsqrt) OP(reciprocal) OP(divide) OP(mod) OP(fmod) OP(average)
+  // clang-format on
 #undef OP
   return t;
 }
@@ -441,7 +445,9 @@ constexpr std::array<Kernels::Reduce, kAluOps> reduce_table() {
   set(AluOp::minimum, reduce_minimum);
 #define OP(NAME, IDENTITY) \
   set(AluOp::NAME, [](const float* in, int64_t n) { return reduce_scalar<NAME>(in, n, IDENTITY); });
+  // clang-format off
   OP(logical_and, 1.0f) OP(logical_or, 0.0f) OP(logical_xor, 0.0f) OP(abs_max, 0.0f) OP(abs_min, INFINITY)
+  // clang-format on
 #undef OP
   return t;
 }
