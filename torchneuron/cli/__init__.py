@@ -13,6 +13,7 @@ import torchneuron
 COMMANDS = {
     "info": ("torchneuron.cli.info", "device, build, environment; what is missing and how to get it"),
     "check": ("torchneuron.cli.check", "run a script and report what Trainium would not run, and where"),
+    "ops": ("torchneuron.cli.ops", "the operators that Trainium runs"),
     "env": ("torchneuron.cli.env", "the environment variables"),
     "conformance": ("torchneuron.conformance.__main__", "run PyTorch's own operator tests on the device"),
 }
