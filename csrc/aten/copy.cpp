@@ -1,7 +1,7 @@
 // Copies: host to device, device to host, between devices and within one, of every shape and type.
 //
-// Both ends are host-addressable, so PyTorch's CPU copy does the work. Big plain copies between pinned and device memory
-// that the caller declares non_blocking go to the stream and overlap with the host; all others happen here.
+// Both ends are host-addressable, so PyTorch's CPU copy does the work. Big plain copies between pinned and device
+// memory that the caller declares non_blocking go to the stream and overlap with the host; all others happen here.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
@@ -37,9 +37,9 @@ struct CopyTask final : Task {
 
 bool plain_bytes(const Tensor& src, const Tensor& dst) {
   return src.layout() == c10::kStrided && dst.layout() == c10::kStrided && !src.is_nested() && !dst.is_nested() &&
-         !src.is_quantized() && !dst.is_quantized() && src.dtype() == dst.dtype() &&
-         src.sizes() == dst.sizes() && src.is_contiguous() && dst.is_contiguous() && !src.is_conj() && !dst.is_conj() &&
-         !src.is_neg() && !dst.is_neg();
+         !src.is_quantized() && !dst.is_quantized() && src.dtype() == dst.dtype() && src.sizes() == dst.sizes() &&
+         src.is_contiguous() && dst.is_contiguous() && !src.is_conj() && !dst.is_conj() && !src.is_neg() &&
+         !dst.is_neg();
 }
 
 bool copy_on_stream(const Tensor& src, const Tensor& dst) {
@@ -56,8 +56,9 @@ bool copy_on_stream(const Tensor& src, const Tensor& dst) {
 }
 
 void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
-  TORCH_CHECK(!dst._is_zerotensor(),
-              "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable zero tensor.");
+  TORCH_CHECK(
+      !dst._is_zerotensor(),
+      "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable zero tensor.");
   if (src._is_zerotensor()) {
     dst.zero_();
     return;

@@ -45,9 +45,12 @@ const std::set<std::pair<std::string, std::string>> kHostArguments = {
 // one call instead.
 bool whole_composite(const std::string& name) {
   static const std::unordered_set<std::string> names = {
-      "aten::convolution", "aten::convolution_backward", "aten::_convolution_double_backward",
+      "aten::convolution",
+      "aten::convolution_backward",
+      "aten::_convolution_double_backward",
       // The composite decides by device and then asks for a backend kernel that only accelerators have.
-      "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
+      "aten::convolution_overrideable",
+      "aten::convolution_backward_overrideable",
       // Its out= form names the device types that it knows.
       "aten::mode",
   };
@@ -75,7 +78,8 @@ std::string describe(at::ArrayRef<IValue> args) {
   return out.str();
 }
 
-[[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const CallPlan::Slot& slot, c10::Device a, c10::Device b) {
+[[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const CallPlan::Slot& slot, c10::Device a,
+                                c10::Device b) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", a, " and ", b,
               "! (when checking argument for argument ", op.schema().arguments()[slot.index].name(), " in method ",
               toString(op.operator_name()), ")");
@@ -126,8 +130,8 @@ void to_device(Bridge& bridge, IValue& value) {
 
 }  // namespace
 
-CallPlan::CallPlan(const c10::FunctionSchema& schema) : arguments(schema.arguments().size()),
-                                                        returns(schema.returns().size()) {
+CallPlan::CallPlan(const c10::FunctionSchema& schema)
+    : arguments(schema.arguments().size()), returns(schema.returns().size()) {
   for (size_t i = 0; i < arguments; i++) {
     const c10::Argument& arg = schema.arguments()[i];
     c10::TypePtr type = arg.real_type();
@@ -231,8 +235,10 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
   {
     KernelScope scope(index);
     DeviceActivity activity(counter_.name, index);
-    if (C10_LIKELY(!capture)) op.callBoxed(stack);
-    else capture->call(op, stack, plan_.arguments, plan_.returns, generator_slot, generator, index);
+    if (C10_LIKELY(!capture))
+      op.callBoxed(stack);
+    else
+      capture->call(op, stack, plan_.arguments, plan_.returns, generator_slot, generator, index);
   }
   bridge.finish();
   for (size_t i = stack->size() - plan_.returns; i < stack->size(); i++) to_device(bridge, (*stack)[i]);
@@ -250,7 +256,8 @@ void library_fallback(const c10::OperatorHandle& op, DispatchKeySet keys, torch:
     auto& slot = (*kernels)[op.operator_name()];
     if (!slot) {
       TORCH_CHECK_NOT_IMPLEMENTED(
-          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) || op.hasComputedKernelForDispatchKey(DispatchKey::SparseCPU) ||
+          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) ||
+              op.hasComputedKernelForDispatchKey(DispatchKey::SparseCPU) ||
               op.hasComputedKernelForDispatchKey(DispatchKey::SparseCsrCPU) ||
               op.hasComputedKernelForDispatchKey(DispatchKey::QuantizedCPU) ||
               op.hasComputedKernelForDispatchKey(DispatchKey::NestedTensorCPU),
@@ -278,7 +285,8 @@ constexpr KeyPair kKeyPairs[] = {
 
 bool wants_library_kernel(const c10::OperatorHandle& op, DispatchKey cpu) {
   if (!op.hasSchema() || op.operator_name().name.rfind("aten::", 0) != 0) return false;
-  // Views of dense tensors are metadata and written out in views.cpp; those of other layouts share storages by the bridge.
+  // Views of dense tensors are metadata and written out in views.cpp; those of other layouts share storages by the
+  // bridge.
   const bool dense = cpu == DispatchKey::CPU;
   if (dense && whole_composite(op.operator_name().name)) return true;
   return op.hasKernelForDispatchKey(cpu) && !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&

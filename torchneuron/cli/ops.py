@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import textwrap
 
+import torch  # noqa: F401  its libraries must be loaded before the extension
+
 from torchneuron import _C
 
 _INTRODUCTION = """# Operators

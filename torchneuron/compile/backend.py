@@ -7,7 +7,8 @@ operators, and the bits, of eager code. Each operator then runs as it does in ea
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func

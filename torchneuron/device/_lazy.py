@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any
 
 
 def _default_backend(registry: ModuleType) -> None:
@@ -52,9 +53,7 @@ class _Loader(importlib.abc.Loader):
 class Finder(importlib.abc.MetaPathFinder):
     """Finds the modules above where they are, and adds our registration to their import."""
 
-    def find_spec(
-        self, name: str, path: Any = None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name not in _AFTER_IMPORT:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
