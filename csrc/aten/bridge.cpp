@@ -128,9 +128,9 @@ void Bridge::carry_back(const Lowered& arg) {
   }
   if (arg.device.layout() != c10::kStrided) {
     auto* csr = static_cast<at::SparseCsrTensorImpl*>(from);
-    static_cast<at::SparseCsrTensorImpl*>(to)->set_member_tensors(
-        to_device(csr->compressed_indices()), to_device(csr->plain_indices()), to_device(csr->values()),
-        arg.host.sizes());
+    static_cast<at::SparseCsrTensorImpl*>(to)->set_member_tensors(to_device(csr->compressed_indices()),
+                                                                  to_device(csr->plain_indices()),
+                                                                  to_device(csr->values()), arg.host.sizes());
     return;
   }
   c10::StorageImpl& storage = *arg.device.storage().unsafeGetStorageImpl();

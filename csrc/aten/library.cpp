@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 #include <set>
@@ -36,6 +37,8 @@ const std::set<std::pair<std::string, std::string>> kHostArguments = {
     {"aten::_foreach_addcdiv_", "scalars"},
     {"aten::_foreach_addcmul", "scalars"},
     {"aten::_foreach_addcmul_", "scalars"},
+    {"aten::_foreach_copy_", "self"},
+    {"aten::_foreach_copy_", "src"},
     {"aten::set_", "source"},
     {"aten::_coalesced", "self"},
 };
@@ -44,9 +47,12 @@ const std::set<std::pair<std::string, std::string>> kHostArguments = {
 // one call instead.
 bool whole_composite(const std::string& name) {
   static const std::unordered_set<std::string> names = {
-      "aten::convolution", "aten::convolution_backward", "aten::_convolution_double_backward",
+      "aten::convolution",
+      "aten::convolution_backward",
+      "aten::_convolution_double_backward",
       // The composite decides by device and then asks for a backend kernel that only accelerators have.
-      "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
+      "aten::convolution_overrideable",
+      "aten::convolution_backward_overrideable",
       // Its out= form names the device types that it knows.
       "aten::mode",
   };
@@ -74,7 +80,8 @@ std::string describe(at::ArrayRef<IValue> args) {
   return out.str();
 }
 
-[[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const CallPlan::Slot& slot, c10::Device a, c10::Device b) {
+[[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const CallPlan::Slot& slot, c10::Device a,
+                                c10::Device b) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", a, " and ", b,
               "! (when checking argument for argument ", op.schema().arguments()[slot.index].name(), " in method ",
               toString(op.operator_name()), ")");
@@ -125,8 +132,8 @@ void to_device(Bridge& bridge, IValue& value) {
 
 }  // namespace
 
-CallPlan::CallPlan(const c10::FunctionSchema& schema) : arguments(schema.arguments().size()),
-                                                        returns(schema.returns().size()) {
+CallPlan::CallPlan(const c10::FunctionSchema& schema)
+    : arguments(schema.arguments().size()), returns(schema.returns().size()) {
   for (size_t i = 0; i < arguments; i++) {
     const c10::Argument& arg = schema.arguments()[i];
     c10::TypePtr type = arg.real_type();
@@ -238,7 +245,8 @@ void library_fallback(const c10::OperatorHandle& op, DispatchKeySet keys, torch:
     auto& slot = (*kernels)[op.operator_name()];
     if (!slot) {
       TORCH_CHECK_NOT_IMPLEMENTED(
-          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) || op.hasComputedKernelForDispatchKey(DispatchKey::SparseCPU) ||
+          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) ||
+              op.hasComputedKernelForDispatchKey(DispatchKey::SparseCPU) ||
               op.hasComputedKernelForDispatchKey(DispatchKey::SparseCsrCPU) ||
               op.hasComputedKernelForDispatchKey(DispatchKey::QuantizedCPU) ||
               op.hasComputedKernelForDispatchKey(DispatchKey::NestedTensorCPU),
@@ -264,13 +272,16 @@ constexpr KeyPair kKeyPairs[] = {
     {DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU},
 };
 
+constexpr DispatchKey kComposites[] = {DispatchKey::CompositeImplicitAutograd, DispatchKey::CompositeExplicitAutograd,
+                                       DispatchKey::CompositeExplicitAutogradNonFunctional};
+
 bool wants_library_kernel(const c10::OperatorHandle& op, DispatchKey cpu) {
   if (!op.hasSchema() || op.operator_name().name.rfind("aten::", 0) != 0) return false;
-  // Views of dense tensors are metadata and written out in views.cpp; those of other layouts share storages by the bridge.
+  // Views of dense tensors are metadata and written out in views.cpp; those of other layouts share storages by the
+  // bridge.
   const bool dense = cpu == DispatchKey::CPU;
   if (dense && whole_composite(op.operator_name().name)) return true;
-  return op.hasKernelForDispatchKey(cpu) && !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-         !(dense && is_view(op.schema()));
+  return op.hasKernelForDispatchKey(cpu) && !(dense && is_view(op.schema()));
 }
 
 }  // namespace
@@ -298,10 +309,10 @@ std::vector<std::pair<std::string, std::string>> shadowed_operators() {
   for (auto [neuron, cpu] : kKeyPairs)
     for (auto& name : dispatcher.getAllOpNames()) {
       auto op = dispatcher.findOp(name);
-      if (op && wants_library_kernel(*op, cpu) &&
-          (op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-           op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)))
-        out.emplace_back(toString(neuron), toString(name));
+      if (!op || !wants_library_kernel(*op, cpu)) continue;
+      const bool composite = std::any_of(std::begin(kComposites), std::end(kComposites),
+                                         [&](DispatchKey key) { return op->hasKernelForDispatchKey(key); });
+      if (composite) out.emplace_back(toString(neuron), toString(name));
     }
   return out;
 }
