@@ -12,6 +12,7 @@
 
 #include <cstring>
 
+#include "graph.h"
 #include "library.h"
 #include "runtime/pinned.h"
 #include "runtime/profiler.h"
@@ -56,14 +57,15 @@ bool copy_on_stream(const Tensor& src, const Tensor& dst) {
 }
 
 void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
-  if (non_blocking && src.layout() == c10::kStrided && !src.is_nested() && copy_on_stream(src, dst)) return;
-  TORCH_CHECK(
-      !dst._is_zerotensor(),
-      "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable zero tensor.");
+  TORCH_CHECK(!dst._is_zerotensor(),
+              "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable zero tensor.");
   if (src._is_zerotensor()) {
     dst.zero_();
     return;
   }
+  Capture* capture = current_capture();
+  if (C10_UNLIKELY(capture && !is_neuron(dst))) forbid_in_capture("A copy to the host");
+  if (non_blocking && !capture && src.layout() == c10::kStrided && !src.is_nested() && copy_on_stream(src, dst)) return;
   const c10::DeviceIndex index = is_neuron(dst) ? dst.device().index() : src.device().index();
   begin_library_call(index);
   if (is_neuron(src) && src.device().index() != index) begin_library_call(src.device().index());
@@ -71,7 +73,7 @@ void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
   DtypeUse use;
   use.wide_int = dst.scalar_type() == c10::ScalarType::Long;  // a copy moves any type
   account(count, use);
-  if (plain_bytes(src, dst) && src.nbytes() < 4096) {
+  if (!capture && plain_bytes(src, dst) && src.nbytes() < 4096) {
     if (src.nbytes()) std::memmove(dst.mutable_data_ptr(), src.const_data_ptr(), src.nbytes());
     return;
   }
@@ -80,7 +82,16 @@ void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
   {
     KernelScope scope(index);
     DeviceActivity activity(count.name, index);
-    to.copy_(from);
+    if (C10_LIKELY(!capture)) {
+      to.copy_(from);
+    } else {
+      capture->touch(src, false);
+      capture->touch(dst, true);
+      capture->step(count.name, [to, from, index] {
+        KernelScope scope(index);
+        to.copy_(from);
+      });
+    }
   }
   bridge.finish();
 }
@@ -102,6 +113,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
 }
 
 c10::Scalar local_scalar_dense(const Tensor& self) {
+  forbid_in_capture("Reading a value");
   begin_library_call(self.device().index());
   Bridge bridge(self.device().index());
   Tensor host = bridge.to_host(self);
@@ -126,9 +138,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { register_copies(m); }
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) { register_copies(m); }
 TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) { register_copies(m); }
-TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) { register_copies(m); }
-
-// Moves and casts the buffer; sizes and strides of a nested tensor are on the host for every device.
-TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) { m.impl("_to_copy", TORCH_FN(at::native::_to_copy_nested)); }
+TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
+  register_copies(m);
+  // Sizes and strides of a nested tensor are on the host for every device; the buffer is moved and cast.
+  m.impl("_to_copy", TORCH_FN(at::native::_to_copy_nested));
+}
 
 }  // namespace neuron

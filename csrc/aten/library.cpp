@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "graph.h"
 #include "runtime/generator.h"
 #include "runtime/profiler.h"
 
@@ -160,17 +161,22 @@ CallPlan::CallPlan(const c10::FunctionSchema& schema)
   }
 }
 
+namespace {
+
+// What the caller says in a device argument.
+std::optional<c10::Device> requested_device(const CallPlan& plan, at::ArrayRef<IValue> args) {
+  for (auto& slot : plan.slots)
+    if (slot.kind == CallPlan::Arg::device && !args[slot.index].isNone()) return args[slot.index].toDevice();
+  return std::nullopt;
+}
+
+}  // namespace
+
 c10::DeviceIndex common_device(const c10::OperatorHandle& op, const CallPlan& plan, at::ArrayRef<IValue> args) {
   std::optional<c10::Device> found, host;
   const CallPlan::Slot* host_slot = nullptr;
   for (auto& slot : plan.slots) {
-    const IValue& value = args[slot.index];
-    if (slot.kind == CallPlan::Arg::device) {
-      if (!value.isNone() && value.toDevice().type() == kNeuron && !found)
-        found = c10::Device(kNeuron, resolve_device(value.toDevice().index()));
-      continue;
-    }
-    for_each_tensor(slot, value, [&](const at::Tensor& t) {
+    for_each_tensor(slot, args[slot.index], [&](const at::Tensor& t) {
       const c10::Device device = t.device();
       if (device.type() == kNeuron) {
         if (found && *found != device) mixed_devices(op, slot, *found, device);
@@ -182,7 +188,8 @@ c10::DeviceIndex common_device(const c10::OperatorHandle& op, const CallPlan& pl
     });
   }
   if (found && host) mixed_devices(op, *host_slot, *found, *host);
-  return found ? found->index() : current_device();
+  if (!found) found = requested_device(plan, args);
+  return found && found->type() == kNeuron ? resolve_device(found->index()) : current_device();
 }
 
 at::Generator derived_host_generator(const std::optional<at::Generator>& generator, c10::DeviceIndex index) {
@@ -210,27 +217,43 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
   if (account(counter_, use) == Support::fallback && settings().strict) refuse(counter_, use, describe(args));
 
   begin_library_call(index);
-  Bridge bridge(index);
+  Capture* capture = current_capture();
+  int generator_slot = -1;
+  std::optional<at::Generator> generator;
+  // empty_like and its kind may be asked for a result on another device.
+  const c10::Device target = requested_device(plan_, args).value_or(c10::Device(kNeuron, index));
+  const bool here = target.type() == kNeuron;
+  const c10::DeviceIndex result_index = here ? resolve_device(target.index()) : -1;
+  Bridge bridge(result_index);
   for (auto& slot : plan_.slots) {
     IValue& value = (*stack)[first + slot.index];
     switch (slot.kind) {
       case CallPlan::Arg::device:
-        if (!value.isNone()) value = c10::Device(c10::kCPU);
+        if (!value.isNone() && here) value = c10::Device(c10::kCPU);
         break;
       case CallPlan::Arg::generator:
-        value = derived_host_generator(value.toOptional<at::Generator>(), index);
+        if (C10_LIKELY(!capture)) {
+          value = derived_host_generator(value.toOptional<at::Generator>(), index);
+        } else {
+          generator_slot = slot.index;
+          generator = value.toOptional<at::Generator>();
+        }
         break;
       default:
+        if (C10_UNLIKELY(capture != nullptr))
+          for_each_tensor(slot, value, [&](const at::Tensor& t) { capture->touch(t, slot.written); });
         value = to_host(bridge, slot, std::move(value));
     }
   }
   {
-    KernelScope scope(index);
+    KernelScope scope(result_index);
     DeviceActivity activity(counter_.name, index);
-    op.callBoxed(stack);
+    if (C10_LIKELY(!capture)) op.callBoxed(stack);
+    else capture->call(op, stack, plan_.arguments, plan_.returns, generator_slot, generator, index);
   }
   bridge.finish();
-  for (size_t i = stack->size() - plan_.returns; i < stack->size(); i++) to_device(bridge, (*stack)[i]);
+  if (here)
+    for (size_t i = stack->size() - plan_.returns; i < stack->size(); i++) to_device(bridge, (*stack)[i]);
 }
 
 namespace {

@@ -56,6 +56,10 @@ struct DtypeUse {
   void add(c10::ScalarType t);
 };
 
+// Called for each call that is a fallback, in the calling thread; null for none. For `torchneuron check`.
+using FallbackHook = void (*)(const OpCounter&);
+void set_fallback_hook(FallbackHook hook);
+
 // Counts a call; throws NotImplementedError for a fallback in strict mode. `describe` words the arguments.
 Support account(OpCounter& c, const DtypeUse& use);
 [[noreturn]] void refuse(const OpCounter& c, const DtypeUse& use, const std::string& arguments);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "aten/bridge.h"
+#include "aten/graph.h"
 #include "aten/library.h"
 #include "aten/op_table.h"
 #include "aten/storage.h"
@@ -40,6 +41,7 @@ void initialize(int device_count, size_t capacity, bool launch_blocking, bool st
   register_hooks();
   register_library();
   register_profiler();
+  register_graph();
   StreamQueue::set_interrupt_check(&check_signals);
 }
 
@@ -131,6 +133,23 @@ py::list op_counters() {
   return out;
 }
 
+// The Python function that is told the name of each fallback; never destroyed, as calls may come at exit.
+py::object& fallback_listener() {
+  static auto* listener = new py::object(py::none());
+  return *listener;
+}
+
+void tell_fallback(const OpCounter& c) {
+  py::gil_scoped_acquire gil;
+  py::object listener = fallback_listener();
+  if (!listener.is_none()) listener(c.name);
+}
+
+void set_fallback_listener(py::object listener) {
+  set_fallback_hook(listener.is_none() ? nullptr : &tell_fallback);
+  fallback_listener() = std::move(listener);
+}
+
 py::list op_rows() {
   static const char* kinds[] = {"fusible", "library", "view"};
   py::list out;
@@ -191,6 +210,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("default_generator", [](c10::DeviceIndex i) { return default_generator(i); });
   m.def("default_stream", [](c10::DeviceIndex i) { return default_stream(i).pack3().stream_id; });
 
+  m.def("is_capturing", [] { return current_capture() != nullptr; });
+
   m.def("memory_stats", &memory_stats);
   m.def("memory_segments", &memory_segments);
   m.def("memory_history", &memory_history);
@@ -203,6 +224,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("op_counters", &op_counters);
   m.def("clear_op_counters", &clear_counters);
+  m.def("set_fallback_listener", &set_fallback_listener);
   m.def("op_rows", &op_rows);
   m.def("shadowed_operators", &shadowed_operators);
   m.def("from_host", &from_host);

@@ -28,7 +28,8 @@ void sub(StatArray& stat, StatKind kind, int64_t n) {
   stat[kind].decrease(n);
 }
 
-// Which segment holds an address: two levels of tables over granules of 64 KiB and 47 bits of address, read without a lock.
+// Which segment holds an address: two levels of tables over granules of 64 KiB and 47 bits of address, read without a
+// lock.
 class Directory {
  public:
   static std::atomic<Segment*>* slot(uintptr_t address) {
@@ -40,8 +41,10 @@ class Directory {
     Leaf* found = leaf.load(std::memory_order_acquire);
     if (!found) {
       auto* fresh = new Leaf{};
-      if (leaf.compare_exchange_strong(found, fresh)) found = fresh;
-      else delete fresh;
+      if (leaf.compare_exchange_strong(found, fresh))
+        found = fresh;
+      else
+        delete fresh;
     }
     return &(*found)[granule % kLeaf];
   }
@@ -95,16 +98,25 @@ void MemoryPool::trace(const char* action, size_t address, size_t size, uint64_t
   if (!history_limit_) return;
   if (history_.size() == history_limit_) history_.pop_front();
   auto now = std::chrono::system_clock::now().time_since_epoch();
-  history_.push_back({action, address, size, owner, std::chrono::duration_cast<std::chrono::microseconds>(now).count()});
+  history_.push_back(
+      {action, address, size, owner, std::chrono::duration_cast<std::chrono::microseconds>(now).count()});
 }
 
-Segment* MemoryPool::map_segment(size_t size, bool large, uint64_t owner) {
-  auto reserved = [&] { return static_cast<size_t>(stats_.reserved_bytes[kAll].current); };
-  char* ptr = reserved() + size <= capacity_ ? map_pages(size, large ? kHuge : kGranule, large) : nullptr;
+Segment* MemoryPool::map_segment(size_t wanted, size_t least, bool large, uint64_t owner) {
+  size_t size;
+  auto map = [&]() -> char* {
+    const size_t reserved = stats_.reserved_bytes[kAll].current, room = capacity_ - std::min(capacity_, reserved);
+    for (size_t n : {wanted, least}) {
+      size = n;
+      if (char* ptr = n <= room ? map_pages(n, large ? kHuge : kGranule, large) : nullptr) return ptr;
+    }
+    return nullptr;
+  };
+  char* ptr = map();
   if (!ptr) {
     stats_.num_alloc_retries++;
     release_segments();
-    ptr = reserved() + size <= capacity_ ? map_pages(size, large ? kHuge : kGranule, large) : nullptr;
+    ptr = map();
   }
   if (!ptr) return nullptr;
   Segment& segment = segments_.emplace_back();
@@ -138,7 +150,8 @@ Block* MemoryPool::take_small(size_t bytes, uint64_t owner) {
   size_t bin = bin_of(bytes, &size);
   auto& bins = small_[owner];  // value-initialised to null lists
   if (!bins[bin]) {
-    Segment* segment = map_segment(round_up(std::clamp(16 * size, kMinSlab, kMaxSlab), kGranule), false, owner);
+    Segment* segment =
+        map_segment(std::min(round_up(16 * size, kGranule), kMaxSlab), round_up(size, kGranule), false, owner);
     if (!segment) return nullptr;
     for (size_t at = 0; at + size <= segment->size; at += size) {
       Block& b = segment->slab.emplace_back();
@@ -156,7 +169,7 @@ Block* MemoryPool::take_small(size_t bytes, uint64_t owner) {
 }
 
 Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
-  size_t size = round_up(bytes, kLargeAlign);
+  size_t size = round_up(bytes, kGranule);
   Block key;
   key.owner = owner;
   key.size = size;
@@ -170,9 +183,7 @@ Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
       sub(stats_.inactive_split_bytes, kLarge, block->size);
     }
   } else {
-    size_t wanted = std::max(round_up(size, kHuge), kLargeSegment);
-    Segment* segment = map_segment(wanted, true, owner);
-    if (!segment && wanted > round_up(size, kHuge)) segment = map_segment(round_up(size, kHuge), true, owner);
+    Segment* segment = map_segment(std::max(round_up(size, kHuge), kLargeSegment), size, true, owner);
     if (!segment) return nullptr;
     block = new Block;
     block->ptr = segment->ptr;
@@ -203,16 +214,25 @@ Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
 
 Block* MemoryPool::allocate(size_t bytes, uint64_t owner) {
   std::lock_guard lock(mutex_);
+  if (Block* block = take(bytes, owner)) return block;
+  stats_.num_ooms++;
+  auto now = [](const StatArray& s) { return static_cast<size_t>(s[kAll].current); };
+  size_t free_bytes = capacity_ - std::min(capacity_, now(stats_.allocated_bytes));
+  trace("oom", free_bytes, bytes, owner);
+  throw PoolExhausted{bytes, capacity_, now(stats_.allocated_bytes), now(stats_.reserved_bytes)};
+}
+
+Block* MemoryPool::try_allocate(size_t bytes, uint64_t owner) {
+  std::lock_guard lock(mutex_);
+  return take(bytes, owner);
+}
+
+Block* MemoryPool::take(size_t bytes, uint64_t owner) {
+  if (bytes > capacity_) return nullptr;
   if (!waiting_.empty()) reclaim();
   bool large = bytes >= kSmallLimit;
   Block* block = large ? take_large(bytes, owner) : take_small(bytes, owner);
-  if (!block) {
-    stats_.num_ooms++;
-    auto now = [](const StatArray& s) { return static_cast<size_t>(s[kAll].current); };
-    size_t free_bytes = capacity_ > now(stats_.allocated_bytes) ? capacity_ - now(stats_.allocated_bytes) : 0;
-    trace("oom", free_bytes, bytes, owner);
-    throw PoolExhausted{bytes, capacity_, now(stats_.allocated_bytes), now(stats_.reserved_bytes)};
-  }
+  if (!block) return nullptr;
   StatKind kind = large ? kLarge : kSmall;
   block->allocated = true;
   block->requested = bytes;
@@ -301,21 +321,20 @@ void MemoryPool::release(Block* block) {
 
 void MemoryPool::release_segments() {
   reclaim();
+  for (auto& [owner, bins] : small_)
+    for (Block*& head : bins)
+      for (Block** link = &head; *link;) {
+        if ((*link)->segment->live == 0)
+          *link = (*link)->next;
+        else
+          link = &(*link)->next;
+      }
   for (auto it = segments_.begin(); it != segments_.end();) {
     auto next = std::next(it);
-    if (it->live == 0) {
+    if (it->live == 0 && it->owner < kPrivateOwner) {
       if (it->large) {
         large_.erase(it->first);
         delete it->first;
-      } else {
-        size_t size;
-        Block*& head = small_[it->owner][bin_of(it->slab.front().size, &size)];
-        for (Block** link = &head; *link;) {
-          if ((*link)->segment == &*it)
-            *link = (*link)->next;
-          else
-            link = &(*link)->next;
-        }
       }
       unmap_segment(it);
     }
@@ -332,12 +351,9 @@ Block* MemoryPool::find(const void* address) {
     const size_t index = offset / segment->slab.front().size;
     if (index < segment->slab.size()) block = &segment->slab[index];
   } else {
-    // The last block that starts at or before the address.
-    for (size_t g = offset / kGranule + 1; g-- > 0;)
-      if (Block* start = segment->starts[g]; start && start->ptr <= address) {
-        block = start;
-        break;
-      }
+    // The last block that starts at or before the address. A living block's granules are its own, so nothing that other
+    // threads change is read.
+    for (size_t g = offset / kGranule + 1; !block && g-- > 0;) block = segment->starts[g];
   }
   return block && block->allocated ? block : nullptr;
 }
@@ -380,6 +396,11 @@ void MemoryPool::retire_owner(uint64_t owner, uint64_t heir) {
         b = next;
       }
   }
+}
+
+size_t MemoryPool::capacity() const {
+  std::lock_guard lock(mutex_);
+  return capacity_;
 }
 
 void MemoryPool::set_capacity(size_t bytes) {

@@ -1,8 +1,8 @@
-// In-order queue of deferred device work, and events on it. No torch here.
+// In-order queue of deferred device work, and events on it. No torch here. Queues live as long as the process.
 //
 // The right to execute belongs to the queue, not to a thread: whoever needs a result runs what is queued before it
-// (waking a sleeping thread costs about 30 us here). A worker thread takes over when it is kicked: by work big enough to
-// pay for a wake-up, or by somebody who asks without waiting (an event query), so that queued work never depends on
+// (waking a sleeping thread costs about 30 us here). A worker thread takes over when it is kicked: by work big enough
+// to pay for a wake-up, or by somebody who asks without waiting (an event query), so that queued work never depends on
 // another host call. Most operators never enter a queue: they find it empty and run where they are called.
 #pragma once
 
@@ -40,11 +40,12 @@ class StreamQueue {
   // Returns when `ticket` is done; executes queued work in this thread if nobody else does. Rethrows a task's error.
   void wait(uint64_t ticket);
   void drain() {
-    if (!idle()) wait(enqueued());
-    else if (failed_.load(std::memory_order_relaxed)) rethrow();
+    if (!idle() || unsettled_.load(std::memory_order_acquire)) wait(enqueued());
   }
   // As `wait`, without rethrowing: for one stream that waits for another.
   void await(uint64_t ticket);
+  // Destroys what was run.
+  void release_finished();
   // Lets the worker thread run what is queued.
   void kick();
 
@@ -52,20 +53,20 @@ class StreamQueue {
   static void set_interrupt_check(std::function<void()> check);
 
  private:
-  friend class Worker;
   bool run_some(uint64_t ticket);  // false if another thread has the right to execute
+  void pause(uint64_t ticket);     // until `ticket` is done, the right to execute is free, or some time has passed
   void rethrow();
 
-  std::mutex exec_;  // the right to execute
   mutable std::mutex mutex_;
   std::condition_variable progress_;
   std::deque<std::unique_ptr<Task>> tasks_;
   // Run but not yet destroyed: what a task holds is released by a thread that enqueues or waits, never by the worker,
   // because a Python object may hang on it.
   std::vector<std::unique_ptr<Task>> finished_;
+  std::vector<std::exception_ptr> errors_;  // of tasks run since the last wait
   std::atomic<uint64_t> enqueued_{0}, completed_{0};
-  std::atomic<bool> failed_{false};
-  std::exception_ptr error_;
+  std::atomic<bool> executing_{false};  // the right to execute is taken
+  std::atomic<bool> unsettled_{false};  // there is something in finished_ or errors_
 };
 
 // A point in a queue. Copies share the state; recording again makes a new one.

@@ -34,6 +34,7 @@ def register(module_name: str) -> None:
         device_count=count, capacity=capacity, launch_blocking=env.LAUNCH_BLOCKING.get(), strict=env.STRICT.get()
     )
     torch._register_device_module("neuron", sys.modules[module_name])
+    torch.set_autocast_dtype("neuron", torch.bfloat16)  # of this thread; PyTorch keeps it for each thread
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.neuron)
     _sharing.register()
