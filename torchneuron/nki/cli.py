@@ -16,10 +16,12 @@ from .profile import Profile, profile
 from .report import summary
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Adds the command `nki` with its subcommands."""
-    nki = subparsers.add_parser("nki", help="run NKI kernels on the software NeuronCore and predict their time")
-    commands = nki.add_subparsers(dest="nki_command", required=True)
+def main(arguments: list[str]) -> int:
+    """Runs the subcommand that `arguments` name."""
+    parser = argparse.ArgumentParser(
+        "torchneuron nki", description="Run NKI kernels on the software NeuronCore and predict their time."
+    )
+    commands = parser.add_subparsers(required=True)
     for name, text, handler in (
         ("run", "run a kernel step by step, with all checks, on random inputs", _run),
         ("profile", "predict a kernel's time on trn1, trn2 and trn3", _profile),
@@ -39,6 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
             c.add_argument("--perfetto", type=Path, help="write the timeline as a Perfetto trace")
         else:
             c.add_argument("--target", default="trn3", choices=targets.NAMES)
+    args = parser.parse_args(arguments)
+    return args.handler(args)
 
 
 def load_kernel(path: Path, name: str | None) -> tuple[Kernel, object]:
