@@ -7,6 +7,7 @@
 #include "aten/library.h"
 #include "aten/op_table.h"
 #include "aten/storage.h"
+#include "collectives.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
@@ -190,6 +191,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("shadowed_operators", &shadowed_operators);
   m.def("from_host", &from_host);
   m.def("as_host", &as_host);
+  bind_collectives(m);
 }
 
 }  // namespace neuron
