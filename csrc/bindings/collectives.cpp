@@ -10,7 +10,8 @@ namespace py = pybind11;
 
 namespace neuron {
 
-void bind_collectives(py::module_& m) {
+void bind_collectives(py::module_& m, void (*check_signals)()) {
+  set_collective_interrupt_check(check_signals);
   py::module_::import("torch._C._distributed_c10d");
   py::class_<ProcessGroupNeuron, c10d::Backend, c10::intrusive_ptr<ProcessGroupNeuron>>(m, "ProcessGroupNeuron",
                                                                                         "torch.distributed over neuron devices.")

@@ -5,6 +5,6 @@
 
 namespace neuron {
 
-void bind_collectives(pybind11::module_& m);
+void bind_collectives(pybind11::module_& m, void (*check_signals)());
 
 }  // namespace neuron

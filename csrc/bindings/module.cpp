@@ -191,7 +191,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("shadowed_operators", &shadowed_operators);
   m.def("from_host", &from_host);
   m.def("as_host", &as_host);
-  bind_collectives(m);
+  bind_collectives(m, &check_signals);
 }
 
 }  // namespace neuron

@@ -40,7 +40,7 @@ void Node::stop() {
 }
 
 Node& Node::get() {
-  static Node* node = (made_ = new Node).load();  // never destroyed: groups may outlive static destructors
+  static Node* node = made_ = new Node;  // never destroyed: groups may outlive static destructors
   if (node->segment_->address().pid != getpid())
     throw std::runtime_error(
         "torch.distributed on neuron was used before this process was forked; start ranks with the spawn method");

@@ -22,6 +22,11 @@ using collectives::Signature;
 
 namespace {
 
+std::function<void()>& interrupt_check() {
+  static auto* check = new std::function<void()>;
+  return *check;
+}
+
 constexpr auto kDrainTime = std::chrono::seconds(5);
 
 std::optional<DataType> known_type(c10::ScalarType t) {
@@ -245,7 +250,7 @@ ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, in
   } catch (const collectives::CommunicationError& e) {
     TORCH_CHECK_WITH(DistBackendError, false, e.what());
   }
-  collectives::Node::get().engine().set_interrupt_check(&StreamQueue::check_interrupt);
+  group_->node().engine().set_interrupt_check(interrupt_check());
 }
 
 ProcessGroupNeuron::~ProcessGroupNeuron() { shutdown(); }
@@ -538,6 +543,8 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::endCoalescing() {
   group_->node().engine().kick();
   return c10::make_intrusive<WorkBatch>(getRank(), std::exchange(coalesced_, {}));
 }
+
+void set_collective_interrupt_check(std::function<void()> check) { interrupt_check() = std::move(check); }
 
 void stop_collectives() { collectives::Node::stop(); }
 

@@ -75,6 +75,8 @@ class ProcessGroupNeuron final : public c10d::Backend {
   int splits_ = 0;
 };
 
+// Called now and then while a host thread waits for an operation; may throw (Ctrl-C).
+void set_collective_interrupt_check(std::function<void()> check);
 // Ends the threads of collectives; for the end of the process.
 void stop_collectives();
 

@@ -160,10 +160,6 @@ void StreamQueue::kick() {
 
 void StreamQueue::set_interrupt_check(std::function<void()> check) { interrupt_check() = std::move(check); }
 
-void StreamQueue::check_interrupt() {
-  if (auto& check = interrupt_check()) check();
-}
-
 struct Event::RecordTask final : Task {
   explicit RecordTask(std::shared_ptr<State> s) : state(std::move(s)) {}
   void run() override { state->time_ns.store(now_ns(), std::memory_order_release); }

@@ -50,8 +50,6 @@ class StreamQueue {
 
   // Called now and then while a host thread waits; may throw (Ctrl-C).
   static void set_interrupt_check(std::function<void()> check);
-  // Calls it, for other host waits.
-  static void check_interrupt();
 
  private:
   friend class Worker;
