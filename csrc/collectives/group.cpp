@@ -127,7 +127,12 @@ Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::g
       const Card theirs = unpack(texts.at(r), r);
       if (std::string(theirs.host) != card.host)
         throw CommunicationError("neuron: rank " + std::to_string(r) + " runs on another host than rank " + std::to_string(me));
-      auto segment = node_.peer(theirs.segment);
+      std::shared_ptr<Segment> segment;
+      try {
+        segment = node_.peer(theirs.segment);
+      } catch (const std::exception& e) {
+        throw CommunicationError("neuron: rank " + std::to_string(me) + " cannot reach rank " + std::to_string(r) + ": " + e.what());
+      }
       peers_[r] = {segment, segment->at<FlightMemory>(theirs.flight)};
       boards.push_back({segment, segment->at<BoardMemory>(theirs.board)});
       lanes.push_back({r, segment, segment->at<LaneMemory>(theirs.lanes, n)});

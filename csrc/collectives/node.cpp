@@ -19,7 +19,7 @@ std::string host_identity() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
   for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
     struct stat st {};
-    if (stat(name, &st) == 0) id += "/" + std::to_string(st.st_ino);
+    if (stat(name, &st) == 0) id.append("/").append(std::to_string(st.st_ino));
   }
   return id;
 }

@@ -232,6 +232,7 @@ void mismatch(Group& group) {
 
 void death(Group& group, int signal) {
   const int n = group.size();
+  CHECK(run(group, {{Kind::barrier}, {}, {}}) == "");
   if (group.rank() == n - 1) raise(signal);
   std::vector<float> v(1 << 20, 1);
   const int64_t start = clock_ns();
