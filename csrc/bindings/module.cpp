@@ -10,6 +10,7 @@
 #include "aten/library.h"
 #include "aten/op_table.h"
 #include "aten/storage.h"
+#include "collectives.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
@@ -234,6 +235,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("host_of", &host_of);
   m.def("rebase", &rebase);
   m.def("as_host", &as_host);
+  bind_collectives(m, &check_signals);
 }
 
 }  // namespace neuron
