@@ -14,3 +14,5 @@ if(NEURON_PYTHON_DIR)
   set_target_properties(_core PROPERTIES BUILD_WITH_INSTALL_RPATH ON)
 endif()
 install(TARGETS _core neuroncore LIBRARY DESTINATION torchneuron)
+# The vendor's names for those who import them before torch.
+install(FILES ${PROJECT_SOURCE_DIR}/shims/nki.py ${PROJECT_SOURCE_DIR}/shims/torch_neuronx.py DESTINATION .)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from conftest import NP, ulps
+from nki_reference import NP, ulps
 
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl

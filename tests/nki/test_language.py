@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import NP
+from nki_reference import NP
 
 import torchneuron.nki as nki
 import torchneuron.nki.isa as nisa

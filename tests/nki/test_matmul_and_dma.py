@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import NP
+from nki_reference import NP
 
 import torchneuron.nki as nki
 import torchneuron.nki.isa as nisa

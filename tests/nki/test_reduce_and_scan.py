@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import NP
+from nki_reference import NP
 
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
