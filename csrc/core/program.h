@@ -139,6 +139,9 @@ class InitMap {
   // Linear byte address of the first byte of the access that nobody wrote; -1: none.
   int64_t first_unwritten(const Storage& s, const Access& a) const;
   void mark(const Storage& s, const Access& a);
+  // One flag per element of the access, in its order: has all of it been written?
+  std::vector<uint8_t> flags(const Storage& s, const Access& a) const;
+  void assign(const Storage& s, const Access& a, const std::vector<uint8_t>& flags);
   void mark_all() { full_ = true, bits_.clear(); }
   bool written(int64_t byte) const { return full_ || (!bits_.empty() && bits_[byte]); }
 
@@ -148,7 +151,8 @@ class InitMap {
   std::vector<uint8_t> bits_;  // one per byte, made at the first partial write
 };
 
-// Follows a program's writes: reports reads of what nobody wrote, decides whether a matmul overwrites or adds.
+// Follows a program's writes: reports computing on what nobody wrote, decides whether a matmul overwrites or adds.
+// Instructions that only move data move the state of their elements too.
 class Tracker {
  public:
   void allocate(uint32_t storage, const Storage& s);
@@ -162,6 +166,8 @@ class Tracker {
   bool& check() { return check_; }
 
  private:
+  bool move(const std::vector<Storage>& storages, const Instruction& in);
+
   std::vector<InitMap> maps_;
   std::vector<uint32_t> writer_;  // source line
   LiveRanges live_;
