@@ -108,6 +108,7 @@ format: build
 
 docs: build
 	$(BIN)/python -m torchneuron env --markdown > docs/environment.md
+	$(BIN)/python -m torchneuron ops --markdown > docs/operators.md
 
 bench: build
 	$(BIN)/python -m benchmarks.run

@@ -20,7 +20,6 @@ void copy_geometry(const c10::TensorImpl& from, c10::TensorImpl& to) {
   to.set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
   to._set_conj(from.is_conj());
   to._set_neg(from.is_neg());
-  if (from._is_zerotensor()) to._set_zero(true);
   if (from.is_wrapped_number()) to.set_wrapped_number(true);
 }
 
@@ -31,11 +30,13 @@ bool same_geometry(const c10::TensorImpl& a, const c10::TensorImpl& b) {
 // A strided or quantized tensor over `storage` with the geometry of `like`.
 at::Tensor make_strided(c10::Storage storage, const at::Tensor& like, DispatchKey dense, DispatchKey quantized) {
   c10::intrusive_ptr<c10::TensorImpl> impl;
+  DispatchKeySet keys(like.is_quantized() ? quantized : dense);
+  if (C10_UNLIKELY(like._is_zerotensor())) keys = keys.add(DispatchKey::ZeroTensor);
   if (like.is_quantized()) {
-    impl = c10::make_intrusive<at::QTensorImpl>(std::move(storage), DispatchKeySet(quantized), like.dtype(),
+    impl = c10::make_intrusive<at::QTensorImpl>(std::move(storage), keys, like.dtype(),
                                                 at::get_qtensorimpl(like)->quantizer());
   } else {
-    impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), DispatchKeySet(dense), like.dtype());
+    impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, like.dtype());
   }
   copy_geometry(*like.unsafeGetTensorImpl(), *impl);
   return at::Tensor(std::move(impl));
@@ -146,9 +147,9 @@ void Bridge::carry_back(const Lowered& arg) {
   }
   if (arg.device.layout() != c10::kStrided) {
     auto* csr = static_cast<at::SparseCsrTensorImpl*>(from);
-    static_cast<at::SparseCsrTensorImpl*>(to)->set_member_tensors(
-        to_device(csr->compressed_indices()), to_device(csr->plain_indices()), to_device(csr->values()),
-        arg.host.sizes());
+    static_cast<at::SparseCsrTensorImpl*>(to)->set_member_tensors(to_device(csr->compressed_indices()),
+                                                                  to_device(csr->plain_indices()),
+                                                                  to_device(csr->values()), arg.host.sizes());
     return;
   }
   c10::StorageImpl& storage = *arg.device.storage().unsafeGetStorageImpl();

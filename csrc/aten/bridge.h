@@ -47,7 +47,7 @@ class Bridge {
 };
 
 // For the length of a CPU kernel that works on bridged tensors: nothing above the backend runs again (autograd,
-// autocast), and allocations come from the device's pool.
+// autocast), and allocations come from the device's pool (from the host's if `index` is negative).
 class KernelScope {
  public:
   explicit KernelScope(c10::DeviceIndex index);

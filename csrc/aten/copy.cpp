@@ -1,8 +1,9 @@
 // Copies: host to device, device to host, between devices and within one, of every shape and type.
 //
-// Both ends are host-addressable, so PyTorch's CPU copy does the work. Big plain copies between pinned and device memory
-// that the caller declares non_blocking go to the stream and overlap with the host; all others happen here.
+// Both ends are host-addressable, so PyTorch's CPU copy does the work. Big plain copies between pinned and device
+// memory that the caller declares non_blocking go to the stream and overlap with the host; all others happen here.
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/item.h>
@@ -37,9 +38,9 @@ struct CopyTask final : Task {
 
 bool plain_bytes(const Tensor& src, const Tensor& dst) {
   return src.layout() == c10::kStrided && dst.layout() == c10::kStrided && !src.is_nested() && !dst.is_nested() &&
-         !src.is_quantized() && !dst.is_quantized() && src.dtype() == dst.dtype() &&
-         src.sizes() == dst.sizes() && src.is_contiguous() && dst.is_contiguous() && !src.is_conj() && !dst.is_conj() &&
-         !src.is_neg() && !dst.is_neg();
+         !src.is_quantized() && !dst.is_quantized() && src.dtype() == dst.dtype() && src.sizes() == dst.sizes() &&
+         src.is_contiguous() && dst.is_contiguous() && !src.is_conj() && !dst.is_conj() && !src.is_neg() &&
+         !dst.is_neg();
 }
 
 bool copy_on_stream(const Tensor& src, const Tensor& dst) {
@@ -56,8 +57,9 @@ bool copy_on_stream(const Tensor& src, const Tensor& dst) {
 }
 
 void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
-  TORCH_CHECK(!dst._is_zerotensor(),
-              "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable zero tensor.");
+  TORCH_CHECK(
+      !dst._is_zerotensor(),
+      "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable zero tensor.");
   if (src._is_zerotensor()) {
     dst.zero_();
     return;
@@ -137,6 +139,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { register_copies(m); }
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) { register_copies(m); }
 TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) { register_copies(m); }
-TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) { register_copies(m); }
+TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
+  register_copies(m);
+  // Sizes and strides of a nested tensor are on the host for every device; the buffer is moved and cast.
+  m.impl("_to_copy", TORCH_FN(at::native::_to_copy_nested));
+}
 
 }  // namespace neuron

@@ -18,9 +18,12 @@ thread_local size_t t_replay_next = 0;
 
 std::string human(size_t bytes) {
   char text[32];
-  if (bytes >= size_t{1} << 30) snprintf(text, sizeof text, "%.2f GiB", bytes / 1073741824.0);
-  else if (bytes >= size_t{1} << 20) snprintf(text, sizeof text, "%.2f MiB", bytes / 1048576.0);
-  else snprintf(text, sizeof text, "%zu bytes", bytes);
+  if (bytes >= size_t{1} << 30)
+    snprintf(text, sizeof text, "%.2f GiB", bytes / 1073741824.0);
+  else if (bytes >= size_t{1} << 20)
+    snprintf(text, sizeof text, "%.2f MiB", bytes / 1048576.0);
+  else
+    snprintf(text, sizeof text, "%zu bytes", bytes);
   return text;
 }
 
@@ -149,8 +152,10 @@ struct HostAllocator final : c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &raw_free; }
   // Memory that was taken by raw_allocate may be freed outside of the scope, or the other way round.
   static void raw_free(void* address) {
-    if (MemoryPool::find(address)) free_address(address);
-    else g_base_raw_deleter(address);
+    if (MemoryPool::find(address))
+      free_address(address);
+    else
+      g_base_raw_deleter(address);
   }
   static inline c10::DeleterFnPtr g_base_raw_deleter = nullptr;
   void copy_data(void* dst, const void* src, size_t bytes) const override { base->copy_data(dst, src, bytes); }

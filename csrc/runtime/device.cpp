@@ -36,7 +36,8 @@ void prepare_thread() {
 
 [[noreturn]] void no_such_device(int index) {
   TORCH_CHECK(false, "neuron device index ", index, " does not exist: this process has ", device_count(),
-              " neuron device(s), neuron:0", device_count() > 1 ? " to neuron:" + std::to_string(device_count() - 1) : "",
+              " neuron device(s), neuron:0",
+              device_count() > 1 ? " to neuron:" + std::to_string(device_count() - 1) : "",
               ". Set NEURON_RT_NUM_CORES before torch is imported to have more.");
 }
 

@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from nki_reference import NP, ulps
 
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
-from tests.nki.conftest import NP, ulps
 
 F32 = np.float32
 

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from nki_reference import NP
 
 import torchneuron.nki as nki
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
-from tests.nki.conftest import NP
 from torchneuron.nki import dtypes
 
 F32 = np.float32

@@ -3,11 +3,11 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from nki_reference import NP
 
 import torchneuron.nki as nki
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
-from tests.nki.conftest import NP
 
 F32 = np.float32
 

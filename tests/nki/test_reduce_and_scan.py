@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from nki_reference import NP
 
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
-from tests.nki.conftest import NP
 
 F32 = np.float32
 

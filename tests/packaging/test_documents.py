@@ -22,9 +22,10 @@ def test_files_named_are_there(root, name):
         assert (root / path).exists(), path
 
 
-def test_environment_is_current(root, python):
-    run = python("-m", "torchneuron", "env", "--markdown")
-    assert (root / "docs/environment.md").read_text() == run.stdout, "run `make docs`"
+@pytest.mark.parametrize(("command", "document"), [("env", "environment"), ("ops", "operators")])
+def test_generated_documents_are_current(root, python, command, document):
+    run = python("-m", "torchneuron", command, "--markdown")
+    assert (root / f"docs/{document}.md").read_text() == run.stdout, "run `make docs`"
 
 
 def test_porting_example_runs(root, python):

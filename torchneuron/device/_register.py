@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from torchneuron import _C, env
+from torchneuron import _C, distributed, env
 from torchneuron.device import _lazy, _patches, _sharing
 
 # HBM of one logical core of trn2.48xlarge: 96 GiB a chip, four logical cores (LNC 2) a chip.
@@ -40,3 +40,4 @@ def register(module_name: str) -> None:
     _sharing.register()
     _patches.apply()
     _lazy.install()
+    distributed.register()

@@ -17,9 +17,9 @@ from .report import summary
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the subcommand that `arguments` name."""
+    """The command: parses `arguments`, runs, returns the exit code."""
     parser = argparse.ArgumentParser(
-        "torchneuron nki", description="Run NKI kernels on the software NeuronCore and predict their time."
+        prog="torchneuron nki", description="run NKI kernels on the software NeuronCore and predict their time"
     )
     commands = parser.add_subparsers(required=True)
     for name, text, handler in (
@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
         c.set_defaults(handler=handler)
         if name == "profile":
             c.add_argument("--target", action="append", choices=targets.NAMES, help="default: all")
-            c.add_argument("--html", type=Path, help="write the timeline as a page (one target: --target)")
-            c.add_argument("--perfetto", type=Path, help="write the timeline as a Perfetto trace")
+            c.add_argument("--html", type=Path, help="write the timeline as a page (of the last target)")
+            c.add_argument("--perfetto", type=Path, help="write the timeline as a Perfetto trace (of the last target)")
         else:
             c.add_argument("--target", default="trn3", choices=targets.NAMES)
     args = parser.parse_args(arguments)
