@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchneuron import _C, env
+from torchneuron import _C
 from torchneuron.device import _register
 from torchneuron.device._index import Device, device_index
 from torchneuron.device.memory import (
