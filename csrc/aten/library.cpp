@@ -248,8 +248,10 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
   {
     KernelScope scope(result_index);
     DeviceActivity activity(counter_.name, index);
-    if (C10_LIKELY(!capture)) op.callBoxed(stack);
-    else capture->call(op, stack, plan_.arguments, plan_.returns, generator_slot, generator, index);
+    if (C10_LIKELY(!capture))
+      op.callBoxed(stack);
+    else
+      capture->call(op, stack, plan_.arguments, plan_.returns, generator_slot, generator, index);
   }
   bridge.finish();
   if (here)
