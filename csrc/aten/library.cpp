@@ -40,6 +40,13 @@ const std::set<std::pair<std::string, std::string>> kHostArguments = {
     {"aten::_foreach_addcmul_", "scalars"},
     {"aten::_foreach_copy_", "self"},
     {"aten::_foreach_copy_", "src"},
+    {"aten::_nested_view_from_buffer", "nested_size"},
+    {"aten::_nested_view_from_buffer", "nested_strides"},
+    {"aten::_nested_view_from_buffer", "offsets"},
+    {"aten::_nested_view_from_buffer_copy", "nested_size"},
+    {"aten::_nested_view_from_buffer_copy", "nested_strides"},
+    {"aten::_nested_view_from_buffer_copy", "offsets"},
+    {"aten::_nested_from_padded", "cpu_nested_shape_example"},
     {"aten::set_", "source"},
     {"aten::_coalesced", "self"},
 };
