@@ -209,7 +209,11 @@ def _to_cpu(tree: Any) -> Any:
 
 def _numbers(tree: Any) -> torch.Tensor:
     """All finite numbers of dense results as one vector."""
-    parts = [x.detach().cpu() for x in tree_leaves(tree) if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+    parts = [
+        x.detach().cpu().resolve_conj()
+        for x in tree_leaves(tree)
+        if isinstance(x, torch.Tensor) and x.layout == torch.strided
+    ]
     flat = [(torch.view_as_real(p) if p.is_complex() else p).reshape(-1).double() for p in parts if not p.is_quantized]
     numbers = torch.cat(flat) if flat else torch.empty(0, dtype=torch.float64)
     return numbers[numbers.isfinite()]
