@@ -110,14 +110,21 @@ void synchronize_device(c10::DeviceIndex index) {
   for (auto& queue : device_state(index).streams) queue.drain();
 }
 
+void settle_devices() {
+  for (auto& slot : g_devices) {
+    DeviceState* state = slot.load(std::memory_order_acquire);
+    if (!state) continue;
+    for (auto& queue : state->streams) {
+      queue.await(queue.enqueued());
+      queue.release_finished();
+    }
+  }
+}
+
 void shutdown() noexcept {
   if (g_bad_fork) return;
   stop_worker();
-  for (auto& slot : g_devices) {
-    DeviceState* state = slot.load();
-    if (!state) continue;
-    for (auto& queue : state->streams) queue.await(queue.enqueued());
-  }
+  settle_devices();
 }
 
 }  // namespace neuron

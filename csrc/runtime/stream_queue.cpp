@@ -12,6 +12,7 @@ std::function<void()>& interrupt_check() {
   static auto* check = new std::function<void()>;
   return *check;
 }
+thread_local bool t_in_task = false;
 constexpr int kSpins = 4000;                      // about 10 us: cheaper than being woken up
 constexpr int64_t kInterruptPeriod = 50'000'000;  // ns
 }  // namespace
@@ -93,11 +94,13 @@ bool StreamQueue::run_some(uint64_t ticket) {
     tasks_.pop_front();
     lock.unlock();
     std::exception_ptr error;
+    const bool outer = std::exchange(t_in_task, true);
     try {
       task->run();
     } catch (...) {
       error = std::current_exception();
     }
+    t_in_task = outer;
     lock.lock();
     finished_.push_back(std::move(task));
     if (error) errors_.push_back(std::move(error));
@@ -109,6 +112,8 @@ bool StreamQueue::run_some(uint64_t ticket) {
   progress_.notify_all();
   return true;
 }
+
+bool StreamQueue::in_task() { return t_in_task; }
 
 void StreamQueue::pause(uint64_t ticket) {
   auto ready = [&] { return done(ticket) || !executing_; };

@@ -49,6 +49,9 @@ class StreamQueue {
   // Lets the worker thread run what is queued.
   void kick();
 
+  // Whether the calling thread is running a task: it must not wait for a queue that may have to run that task first.
+  static bool in_task();
+
   // Called now and then while a host thread waits; may throw (Ctrl-C).
   static void set_interrupt_check(std::function<void()> check);
 

@@ -319,6 +319,15 @@ TEST(the_right_to_execute_is_handed_on) {
   CHECK((neuron::now_ns() - start) / kRounds < 25'000'000);
 }
 
+TEST(a_thread_knows_that_it_runs_a_task) {
+  StreamQueue& q = new_queue();
+  bool inside = false;
+  q.enqueue(call([&] { inside = StreamQueue::in_task(); }));
+  CHECK(!StreamQueue::in_task());
+  q.drain();
+  CHECK(inside && !StreamQueue::in_task());
+}
+
 TEST(an_interrupt_ends_a_wait_and_the_work_stays) {
   struct Interrupt {};
   StreamQueue& q = new_queue();
