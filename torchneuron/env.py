@@ -68,7 +68,10 @@ LOCAL_WORLD_SIZE = Variable(
     "LOCAL_WORLD_SIZE", None, _positive, "Set by `torchrun`: the number of devices if nothing else says it.", "unset"
 )
 LAUNCH_BLOCKING = Variable(
-    "NEURON_LAUNCH_BLOCKING", False, _flag, "`1`: everything runs where it is called and nothing is queued. For debugging."
+    "NEURON_LAUNCH_BLOCKING",
+    False,
+    _flag,
+    "`1`: everything runs where it is called and nothing is queued. For debugging.",
 )
 STRICT = Variable(
     "TORCH_NEURON_STRICT",

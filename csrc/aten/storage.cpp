@@ -62,6 +62,8 @@ c10::intrusive_ptr<c10::StorageImpl> twin_of(c10::StorageImpl& storage) {
   return twin;
 }
 
+bool has_twin(const c10::StorageImpl& storage) { return typeid(storage) == typeid(NeuronStorage); }
+
 void sync_from_twin(c10::StorageImpl& storage, c10::StorageImpl& twin) {
   c10::DataPtr& data = twin._mutable_data_ptr_no_checks();
   void* raw = data.get();

@@ -32,6 +32,9 @@ c10::intrusive_ptr<c10::StorageImpl> make_storage(size_t bytes, c10::DeviceIndex
 // (torch.UntypedStorage) each call makes one.
 c10::intrusive_ptr<c10::StorageImpl> twin_of(c10::StorageImpl& storage);
 
+// Whether `storage` keeps its twin, so that tensors on it share one alias storage in every call.
+bool has_twin(const c10::StorageImpl& storage);
+
 // Takes over the twin's memory if a CPU kernel gave it other memory (resize_).
 void sync_from_twin(c10::StorageImpl& storage, c10::StorageImpl& twin);
 

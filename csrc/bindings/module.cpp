@@ -6,9 +6,11 @@
 #include <cstring>
 
 #include "aten/bridge.h"
+#include "aten/graph.h"
 #include "aten/library.h"
 #include "aten/op_table.h"
 #include "aten/storage.h"
+#include "collectives.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
@@ -40,6 +42,7 @@ void initialize(int device_count, size_t capacity, bool launch_blocking, bool st
   register_hooks();
   register_library();
   register_profiler();
+  register_graph();
   StreamQueue::set_interrupt_check(&check_signals);
 }
 
@@ -127,8 +130,27 @@ py::list memory_history(c10::DeviceIndex index) {
 py::list op_counters() {
   py::list out;
   for (auto* c : all_counters())
-    if (c->executed) out.append(py::make_tuple(c->name, c->executed.load(), c->narrowed.load(), c->fallback.load(), c->row != nullptr));
+    if (c->executed)
+      out.append(
+          py::make_tuple(c->name, c->executed.load(), c->narrowed.load(), c->fallback.load(), c->row != nullptr));
   return out;
+}
+
+// The Python function that is told the name of each fallback; never destroyed, as calls may come at exit.
+py::object& fallback_listener() {
+  static auto* listener = new py::object(py::none());
+  return *listener;
+}
+
+void tell_fallback(const OpCounter& c) {
+  py::gil_scoped_acquire gil;
+  py::object listener = fallback_listener();
+  if (!listener.is_none()) listener(c.name);
+}
+
+void set_fallback_listener(py::object listener) {
+  set_fallback_hook(listener.is_none() ? nullptr : &tell_fallback);
+  fallback_listener() = std::move(listener);
 }
 
 py::list op_rows() {
@@ -191,10 +213,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("default_generator", [](c10::DeviceIndex i) { return default_generator(i); });
   m.def("default_stream", [](c10::DeviceIndex i) { return default_stream(i).pack3().stream_id; });
 
+  m.def("is_capturing", [] { return current_capture() != nullptr; });
+
   m.def("memory_stats", &memory_stats);
   m.def("memory_segments", &memory_segments);
   m.def("memory_history", &memory_history);
-  m.def("record_memory_history", [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.record_history(n); });
+  m.def("record_memory_history",
+        [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.record_history(n); });
   m.def("memory_info", [](c10::DeviceIndex i) { return device_allocator()->getMemoryInfo(resolve_device(i)); });
   m.def("set_capacity", [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.set_capacity(n); });
   m.def("empty_cache", [] { device_allocator()->emptyCache(); }, py::call_guard<py::gil_scoped_release>());
@@ -203,12 +228,14 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("op_counters", &op_counters);
   m.def("clear_op_counters", &clear_counters);
+  m.def("set_fallback_listener", &set_fallback_listener);
   m.def("op_rows", &op_rows);
   m.def("shadowed_operators", &shadowed_operators);
   m.def("from_host", &from_host);
   m.def("host_of", &host_of);
   m.def("rebase", &rebase);
   m.def("as_host", &as_host);
+  bind_collectives(m, &check_signals);
 }
 
 }  // namespace neuron

@@ -12,12 +12,18 @@ namespace {
 
 thread_local c10::DeviceIndex t_host_scope = -1;
 thread_local uint64_t t_capture_owner = 0;
+thread_local AllocationTrace* t_recording = nullptr;
+thread_local const AllocationTrace* t_replay = nullptr;
+thread_local size_t t_replay_next = 0;
 
 std::string human(size_t bytes) {
   char text[32];
-  if (bytes >= size_t{1} << 30) snprintf(text, sizeof text, "%.2f GiB", bytes / 1073741824.0);
-  else if (bytes >= size_t{1} << 20) snprintf(text, sizeof text, "%.2f MiB", bytes / 1048576.0);
-  else snprintf(text, sizeof text, "%zu bytes", bytes);
+  if (bytes >= size_t{1} << 30)
+    snprintf(text, sizeof text, "%.2f GiB", bytes / 1073741824.0);
+  else if (bytes >= size_t{1} << 20)
+    snprintf(text, sizeof text, "%.2f MiB", bytes / 1048576.0);
+  else
+    snprintf(text, sizeof text, "%zu bytes", bytes);
   return text;
 }
 
@@ -140,14 +146,21 @@ struct HostAllocator final : c10::Allocator {
   explicit HostAllocator(c10::Allocator* b) : base(b) { g_base_raw_deleter = b->raw_deleter(); }
   c10::DataPtr allocate(size_t bytes) override {
     if (C10_LIKELY(t_host_scope < 0) || bytes == 0) return base->allocate(bytes);
+    if (C10_UNLIKELY(t_replay && t_replay_next < t_replay->entries.size())) {
+      auto& entry = t_replay->entries[t_replay_next++];
+      if (entry.bytes == bytes) return {entry.address, c10::Device(c10::kCPU)};  // the graph's pool owns it
+    }
     char* address = take(t_host_scope, bytes)->ptr;
+    if (C10_UNLIKELY(t_recording != nullptr)) t_recording->entries.push_back({address, bytes});
     return {address, address, &free_address, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &raw_free; }
   // Memory that was taken by raw_allocate may be freed outside of the scope, or the other way round.
   static void raw_free(void* address) {
-    if (MemoryPool::find(address)) free_address(address);
-    else g_base_raw_deleter(address);
+    if (MemoryPool::find(address))
+      free_address(address);
+    else
+      g_base_raw_deleter(address);
   }
   static inline c10::DeleterFnPtr g_base_raw_deleter = nullptr;
   void copy_data(void* dst, const void* src, size_t bytes) const override { base->copy_data(dst, src, bytes); }
@@ -176,6 +189,14 @@ Block* block_of(const c10::DataPtr& ptr) {
 
 HostAllocationScope::HostAllocationScope(c10::DeviceIndex index) : previous_(std::exchange(t_host_scope, index)) {}
 HostAllocationScope::~HostAllocationScope() { t_host_scope = previous_; }
+
+AllocationRecording::AllocationRecording(AllocationTrace& trace) { t_recording = &trace; }
+AllocationRecording::~AllocationRecording() { t_recording = nullptr; }
+AllocationReplay::AllocationReplay(const AllocationTrace& trace) {
+  t_replay = &trace;
+  t_replay_next = 0;
+}
+AllocationReplay::~AllocationReplay() { t_replay = nullptr; }
 
 uint64_t allocation_owner(c10::DeviceIndex index) {
   if (C10_UNLIKELY(t_capture_owner)) return t_capture_owner;

@@ -331,7 +331,7 @@ void MemoryPool::release_segments() {
       }
   for (auto it = segments_.begin(); it != segments_.end();) {
     auto next = std::next(it);
-    if (it->live == 0) {
+    if (it->live == 0 && it->owner < kPrivateOwner) {
       if (it->large) {
         large_.erase(it->first);
         delete it->first;

@@ -28,6 +28,9 @@ namespace neuron {
 
 class StreamQueue;
 
+// Owners from here on are private pools of captured graphs; their free memory is kept for their replays.
+constexpr uint64_t kPrivateOwner = uint64_t{1} << 62;
+
 struct Stat {
   int64_t current = 0, peak = 0, allocated = 0, freed = 0;
   void increase(int64_t n) {

@@ -6,12 +6,14 @@ Importing it registers the device (`torch.device("neuron")`). `import torch` doe
 from __future__ import annotations
 
 import atexit
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from torchneuron import _C, env
 from torchneuron.device import _register
+from torchneuron.device._index import Device, device_index
 from torchneuron.device.memory import (
     empty_cache,
     max_memory_allocated,
@@ -55,8 +57,6 @@ from torchneuron.device.streams import (
     stream,
     synchronize,
 )
-
-from torchneuron.device._index import Device, device_index
 
 __all__ = [
     "Event", "Stream", "StreamContext", "clear_op_tracking", "current_device", "current_stream", "default_generators",

@@ -98,8 +98,12 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
             for pool in ("all",) if abbreviated else ("all", "large_pool", "small_pool"):
                 s = stats[key][pool]
                 name = label if pool == "all" else f"  {pool.split('_')[0]}"
-                lines.append(f"{name:24}" + "".join(f"{show(s[f]):>12}" for f in ("current", "peak", "allocated", "freed")))
-    lines.append(f"out of memory errors {stats['num_ooms']}, retries after emptying the cache {stats['num_alloc_retries']}")
+                lines.append(
+                    f"{name:24}" + "".join(f"{show(s[f]):>12}" for f in ("current", "peak", "allocated", "freed"))
+                )
+    lines.append(
+        f"out of memory errors {stats['num_ooms']}, retries after emptying the cache {stats['num_alloc_retries']}"
+    )
     return "\n".join(lines)
 
 
