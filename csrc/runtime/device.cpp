@@ -134,10 +134,12 @@ void settle_devices() {
   }
 }
 
-void shutdown() noexcept {
+void shutdown() {
   if (g_bad_fork) return;
-  stop_worker();
-  settle_devices();
+  struct StopWorker {
+    ~StopWorker() { stop_worker(); }
+  } at_the_end;
+  for (int i = 0; i < device_count(); i++) synchronize_device(i);
 }
 
 }  // namespace neuron

@@ -55,7 +55,7 @@ StreamQueue& current_queue(c10::DeviceIndex index);
 void synchronize_device(c10::DeviceIndex index);
 // Runs what is queued on every device and frees what it held; errors surface at the next synchronisation.
 void settle_devices();
-// For the end of the process.
-void shutdown() noexcept;
+// For the end of the process: drains every device. Ctrl-C drops what is left.
+void shutdown();
 
 }  // namespace neuron

@@ -18,9 +18,18 @@
 
 namespace neuron {
 
+class StreamQueue;
+
 struct Task {
   virtual ~Task() = default;
   virtual void run() = 0;  // exceptions surface at the next host wait on the stream
+  // What `run` would wait for: a ticket of another queue. A host thread that waits does that work itself before it
+  // calls `run`, so that it stays interruptible.
+  struct Point {
+    StreamQueue* queue = nullptr;
+    uint64_t ticket = 0;
+  };
+  virtual Point waits_for() const { return {}; }
 };
 
 int64_t now_ns();  // monotonic clock
@@ -57,6 +66,7 @@ class StreamQueue {
 
  private:
   bool run_some(uint64_t ticket);  // false if another thread has the right to execute
+  void step(uint64_t ticket);      // runs the next task, of this queue or of one that it waits for
   void pause(uint64_t ticket);     // until `ticket` is done, the right to execute is free, or some time has passed
   void rethrow();
 
@@ -95,7 +105,7 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-// Stops the worker thread after it has finished what it was kicked for. Work can still be drained afterwards.
+// Stops the worker thread after the task it runs. Work can still be drained afterwards.
 void stop_worker();
 
 }  // namespace neuron
