@@ -56,6 +56,15 @@ std::shared_ptr<Segment> Node::peer(const SegmentAddress& address) {
   return segment;
 }
 
+Fabric& Node::fabric() {
+  std::lock_guard lock(mutex_);
+  if (!fabric_) {
+    fabric_ = Fabric::open(network_address());
+    engine_.set_poller([fabric = fabric_.get()] { return fabric->poll(); });
+  }
+  return *fabric_;
+}
+
 void Node::note_local_ranks(int ranks) {
   std::lock_guard lock(mutex_);
   local_ranks_ = std::max(local_ranks_, ranks);

@@ -47,7 +47,7 @@ std::shared_ptr<Group> make_group(Meeting* meeting, int number, int rank, int si
   options.name = "group" + std::to_string(number);
   options.rank = rank;
   options.size = size;
-  options.exchange = [=](const std::string& mine) {
+  options.exchange = [=](const std::string&, const std::string& mine) {
     auto& slot = meeting->slots[number][rank];
     std::memcpy(slot.text, mine.data(), mine.size());
     slot.bytes = mine.size();
