@@ -183,6 +183,12 @@ def best(functions, repeats):
     return {name: min(t) for name, t in times.items()}
 
 
+def against(name, t):
+    """One line: NKI's time against torch's and NumPy's."""
+    ratios = f"{t['nki'] / t['torch']:.2f} x torch, numpy {t['numpy'] / t['nki']:.1f} x"
+    return f"{name}: nki {t['nki'] * 1e3:.2f} ms = {ratios}"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=2)
@@ -200,26 +206,26 @@ def main():
             args.repeats if dtype is torch.float32 else 1,
         )
         err = (matmul(at, b) - a.float() @ b.float()).abs().max().item()
-        print(f"matmul {n}^3 {dtype}: nki {2 * n**3 / t['nki'] / 1e9:.1f} GFLOP/s, torch {2 * n**3 / t['torch'] / 1e9:.1f}, "
-              f"ratio {t['torch'] / t['nki']:.2f}, error {err:.1e}")  # fmt: skip
+        speed = {name: 2 * n**3 / seconds / 1e9 for name, seconds in t.items()}
+        print(
+            f"matmul {n}^3 {dtype}: nki {speed['nki']:.1f} GFLOP/s, torch {speed['torch']:.1f}, "
+            f"ratio {speed['nki'] / speed['torch']:.2f}, error {err:.1e}"
+        )
     x = torch.randn(2048, 2048)
     w, b = torch.randn(2048), torch.randn(2048)
     xn, wn, bn = x.numpy(), w.numpy(), b.numpy()
     t = best(
         {"nki": lambda: softmax(x), "torch": lambda: x.softmax(1), "numpy": lambda: numpy_softmax(xn)}, args.repeats
     )
-    print(
-        f"softmax 2048x2048: nki {t['nki'] * 1e3:.2f} ms = {t['nki'] / t['torch']:.2f} x torch, numpy {t['numpy'] / t['nki']:.1f} x"
-    )
+    print(against("softmax 2048x2048", t))
     t = best({"nki": lambda: layer_norm(x, w, b), "torch": lambda: torch.layer_norm(x, (2048,), w, b),
               "numpy": lambda: numpy_layer_norm(xn, wn, bn)}, args.repeats)  # fmt: skip
-    print(
-        f"layer_norm 2048x2048: nki {t['nki'] * 1e3:.2f} ms = {t['nki'] / t['torch']:.2f} x torch, numpy {t['numpy'] / t['nki']:.1f} x"
-    )
+    print(against("layer_norm 2048x2048", t))
     q, k, v = (torch.randn(8, 1024, 64) for _ in range(3))
     qt, kt = q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()
-    t = best({"nki": lambda: flash_attention(qt, kt, v),
-              "torch": lambda: torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])}, args.repeats)  # fmt: skip
+    attention = torch.nn.functional.scaled_dot_product_attention
+    runs = {"nki": lambda: flash_attention(qt, kt, v), "torch": lambda: attention(q[None], k[None], v[None])}
+    t = best(runs, args.repeats)
     print(f"attention 8x1024x64: nki {t['nki'] * 1e3:.2f} ms = {t['nki'] / t['torch']:.2f} x torch SDPA")
 
 

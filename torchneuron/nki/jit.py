@@ -178,7 +178,7 @@ class Kernel:
             if core == 0:
                 traced.result = _map_result(
                     result,
-                    lambda t: _Argument(ids.index(t.storage.id)) if t.storage.id in ids else arrays.Output(t),
+                    lambda t, ids=ids: _Argument(ids.index(t.storage.id)) if t.storage.id in ids else arrays.Output(t),
                 )
             for s in session.storages:  # what was traced holds no data
                 if s.id not in session.constants:
@@ -281,7 +281,9 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
                         if source is not None and t.shape == source.shape:
                             return source.array
                         if t.on_chip:
-                            raise errors.NkiValidationError(f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}")
+                            raise errors.NkiValidationError(
+                                f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}"
+                            )
                         return lambda: arrays.as_result(arrays.Output(t), t.storage.array, like)
 
                     results[rank] = _map_result(out, result)
@@ -315,7 +317,9 @@ def _swap_inputs(value: object, swap: Callable[[object], object]) -> object:
     if isinstance(value, dict):
         return {k: _swap_inputs(v, swap) for k, v in value.items()}
     fields = getattr(value, "__dict__", None)
-    if fields and any(isinstance(v, (arrays.Input, list, tuple, dict)) or hasattr(v, "__dict__") for v in fields.values()):
+    if fields and any(
+        isinstance(v, (arrays.Input, list, tuple, dict)) or hasattr(v, "__dict__") for v in fields.values()
+    ):
         if not callable(value) and not isinstance(value, type):
             import copy
 
