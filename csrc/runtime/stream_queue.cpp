@@ -59,7 +59,7 @@ class Worker {
       ready_.pop_front();
       lock.unlock();
       const uint64_t last = queue->enqueued();
-      while (!stopped_ && !queue->done(last)) queue->await(std::min(last, queue->completed_ + 1));
+      while (!stopped_ && !queue->done(last)) queue->await(std::min(last, queue->completed() + 1));
       lock.lock();
     }
   }
@@ -148,7 +148,7 @@ void StreamQueue::step(uint64_t ticket) {
     if (!executing_ && !done(ticket)) before = tasks_.front()->waits_for();
   }
   if (before.queue && !before.queue->done(before.ticket)) return before.queue->step(before.ticket);
-  if (!run_some(std::min(ticket, completed_ + 1))) pause(ticket);
+  if (!run_some(std::min(ticket, completed() + 1))) pause(ticket);
 }
 
 void StreamQueue::release_finished() {

@@ -43,7 +43,8 @@ class StreamQueue {
   // Appends work; returns its ticket (1, 2, ...). `kick` lets the worker thread start on it now.
   uint64_t enqueue(std::unique_ptr<Task> task, bool kick = false);
   uint64_t enqueued() const { return enqueued_.load(std::memory_order_acquire); }
-  bool done(uint64_t ticket) const { return completed_.load(std::memory_order_acquire) >= ticket; }
+  uint64_t completed() const { return completed_.load(std::memory_order_acquire); }
+  bool done(uint64_t ticket) const { return completed() >= ticket; }
   bool idle() const { return done(enqueued()); }
 
   // Returns when `ticket` is done; executes queued work in this thread if nobody else does. Rethrows a task's error.
