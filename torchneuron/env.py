@@ -23,14 +23,25 @@ def _positive(text: str) -> int:
     return value
 
 
+# PyTorch keeps a device index in a signed byte.
+_MOST_DEVICES = 127
+
+
+def _core_count(text: str) -> int:
+    value = _positive(text)
+    if value > _MOST_DEVICES:
+        raise ValueError(f"at most {_MOST_DEVICES} devices fit in a process")
+    return value
+
+
 def _core_list(text: str) -> list[int]:
     """`0-3`, `1,2` -> core numbers."""
     cores: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         cores.extend(range(int(first), int(last or first) + 1))
-    if not cores or min(cores) < 0 or len(set(cores)) != len(cores):
-        raise ValueError("expected core numbers such as 0-3 or 4,5")
+    if not cores or min(cores) < 0 or len(set(cores)) != len(cores) or len(cores) > _MOST_DEVICES:
+        raise ValueError(f"expected up to {_MOST_DEVICES} core numbers such as 0-3 or 4,5")
     return cores
 
 
@@ -56,7 +67,7 @@ class Variable:
 
 
 NUM_CORES = Variable(
-    "NEURON_RT_NUM_CORES", None, _positive, "Number of neuron devices of this process.", "`LOCAL_WORLD_SIZE`, else 1"
+    "NEURON_RT_NUM_CORES", None, _core_count, "Number of neuron devices of this process.", "`LOCAL_WORLD_SIZE`, else 1"
 )
 VISIBLE_CORES = Variable(
     "NEURON_RT_VISIBLE_CORES",
@@ -67,7 +78,7 @@ VISIBLE_CORES = Variable(
     "unset",
 )
 LOCAL_WORLD_SIZE = Variable(
-    "LOCAL_WORLD_SIZE", None, _positive, "Set by `torchrun`: the number of devices if nothing else says it.", "unset"
+    "LOCAL_WORLD_SIZE", None, _core_count, "Set by `torchrun`: the number of devices if nothing else says it.", "unset"
 )
 LAUNCH_BLOCKING = Variable(
     "NEURON_LAUNCH_BLOCKING",
