@@ -24,6 +24,8 @@ void bind_collectives(py::module_& m, void (*check_signals)()) {
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"),
            py::arg("global_ranks"))
       .def("flight_report", &ProcessGroupNeuron::flight_report, "What each rank of this host is doing or did last.")
+      .def("algorithm", &ProcessGroupNeuron::algorithm, py::arg("operation"), py::arg("bytes"),
+           "Name of the algorithm that an operation of this size uses.")
       .def("comm_split_count", &ProcessGroupNeuron::splits)
       // Ranks outside of a new group have nothing to do for it.
       .def("perform_nocolor_split", [](ProcessGroupNeuron&, const c10::Device&) {});

@@ -43,13 +43,13 @@ class Fabric {
 // The local address of the interface named by TORCH_NEURON_INTERFACE, or else of the one that reaches MASTER_ADDR.
 std::string network_address();
 
-class FabricLink final : public Link {
+// The messages of a group to ranks of other hosts.
+class FabricLink {
  public:
-  FabricLink(Fabric& fabric, const Secret& secret, int me, std::map<int, std::string> addresses);
-  Task<> send(int to, uint64_t tag, const std::byte* data, size_t bytes) override;
-  Task<int> receive(int from, uint64_t tag, std::byte* data, size_t bytes) override;
-  // Ranks whose messages are under way.
-  std::vector<int> busy() const;
+  FabricLink(Fabric& fabric, const Secret& secret, int me, const std::map<int, std::string>& addresses);
+  Task<> send(int to, uint64_t tag, const std::byte* data, size_t bytes);
+  Task<> receive(int from, uint64_t tag, std::byte* data, size_t bytes);
+  Task<bool> probe(int from, uint64_t tag);
 
  private:
   uint64_t wire_tag(int from, int to, uint64_t tag) const;
@@ -57,7 +57,6 @@ class FabricLink final : public Link {
   Secret secret_;
   int me_;
   std::map<int, uint64_t> peers_;
-  std::map<int, int> busy_;
 };
 
 }  // namespace neuron::collectives

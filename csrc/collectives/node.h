@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine.h"
+#include "fabric.h"
 #include "segment.h"
 
 namespace neuron::collectives {
@@ -23,6 +24,8 @@ class Node {
   Engine& engine() { return engine_; }
   // A peer's segment; mapped once, also if several groups share the peer.
   std::shared_ptr<Segment> peer(const SegmentAddress& address);
+  // The endpoint for other hosts, opened at the first call. Throws if there is no libfabric.
+  Fabric& fabric();
   // Identity of this host: ranks with equal identities reach each other's memory.
   const std::string& host() const { return host_; }
   // Tells how many ranks this host has, as far as a group knows.
@@ -36,6 +39,7 @@ class Node {
   Engine engine_;
   std::mutex mutex_;
   std::map<std::array<uint8_t, 16>, std::weak_ptr<Segment>> peers_;
+  std::unique_ptr<Fabric> fabric_;
   int local_ranks_ = 1;
 };
 

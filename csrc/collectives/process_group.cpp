@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "aten/bridge.h"
+#include "group.h"
 #include "reduce.h"
 #include "runtime/device.h"
 #include "work.h"
@@ -254,8 +255,8 @@ ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, in
   options.rank = rank;
   options.size = size;
   options.global_ranks = std::move(global_ranks);
-  options.exchange = [&](const std::string& mine) {
-    auto key = [](int r) { return "neuron/card/" + std::to_string(r); };
+  options.exchange = [&](const std::string& what, const std::string& mine) {
+    auto key = [&](int r) { return "neuron/" + what + "/" + std::to_string(r); };
     store_->set(key(rank), mine);
     std::vector<std::string> all;
     for (int r = 0; r < size; r++) {
@@ -579,6 +580,17 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::endCoalescing() {
   group_->node().engine().kick();
   return c10::make_intrusive<WorkBatch>(getRank(), std::exchange(coalesced_, {}));
 }
+
+std::string ProcessGroupNeuron::flight_report() const { return group_->flight_report(); }
+
+std::string ProcessGroupNeuron::algorithm(const std::string& operation, uint64_t bytes) const {
+  for (int k = 0; k <= static_cast<int>(Kind::barrier); k++)
+    if (operation == collectives::name_of(static_cast<Kind>(k)))
+      return collectives::name_of(collectives::choose(static_cast<Kind>(k), bytes, group_->topology()));
+  TORCH_CHECK_VALUE(false, "There is no collective named '", operation, "'.");
+}
+
+uint64_t ProcessGroupNeuron::getSequenceNumberForGroup() { return group_->collectives_started(); }
 
 void set_collective_interrupt_check(std::function<void()> check) { interrupt_check() = std::move(check); }
 

@@ -7,9 +7,12 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "group.h"
-
 namespace neuron {
+
+namespace collectives {
+class Group;
+enum class Kind : uint8_t;
+}  // namespace collectives
 
 class ProcessGroupNeuron final : public c10d::Backend {
  public:
@@ -26,7 +29,7 @@ class ProcessGroupNeuron final : public c10d::Backend {
   bool supportsCoalescing() const override { return true; }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   void setSequenceNumberForGroup() override {}  // every group counts from zero
-  uint64_t getSequenceNumberForGroup() override { return group_->collectives_started(); }
+  uint64_t getSequenceNumberForGroup() override;
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;
@@ -61,7 +64,10 @@ class ProcessGroupNeuron final : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  std::string flight_report() const { return group_->flight_report(); }
+  // What each rank of this host is doing or did last.
+  std::string flight_report() const;
+  // Name of the algorithm that an operation of this size uses.
+  std::string algorithm(const std::string& operation, uint64_t bytes) const;
   int splits() const { return splits_; }
 
  private:

@@ -1,4 +1,4 @@
-"""`torchneuron nki run|profile kernel.py`: kernels from the shell."""
+"""`torchneuron nki run|profile kernel.py` and the generated documents: kernels from the shell."""
 
 from __future__ import annotations
 
@@ -41,8 +41,27 @@ def main(arguments: list[str]) -> int:
             c.add_argument("--perfetto", type=Path, help="write the timeline as a Perfetto trace (of the last target)")
         else:
             c.add_argument("--target", default="trn3", choices=targets.NAMES)
+    for name, text, handler in (
+        ("isa", "print the instruction table as Markdown", _isa),
+        ("fidelity", "print predictions beside published measurements as Markdown", _fidelity),
+    ):
+        commands.add_parser(name, help=text, description=text).set_defaults(handler=handler)
     args = parser.parse_args(arguments)
     return args.handler(args)
+
+
+def _isa(args: argparse.Namespace) -> int:
+    from .isa_table import markdown
+
+    print(markdown(), end="")
+    return 0
+
+
+def _fidelity(args: argparse.Namespace) -> int:
+    from ..perf.fidelity import markdown
+
+    print(markdown(), end="")
+    return 0
 
 
 def load_kernel(path: Path, name: str | None) -> tuple[Kernel, object]:

@@ -341,8 +341,8 @@ def activation(
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
     name: str | None = None,
 ) -> Instruction:
-    """dst = op(data * scale + bias). reduce_cmd adds the results of a partition to ScalarE's register, which
-    reduce_res [P, 1] gets."""
+    """dst = op(data * scale + bias). reduce_cmd adds the results of a partition to ScalarE's register, which reduce_res
+    [P, 1] gets."""
     _written(dst, reduce_res)
     return current().emit(
         "activation", 0,

@@ -57,8 +57,7 @@ class Register:
         return r
 
     def __repr__(self) -> str:
-        scale = "" if self.scale == 1 else f"*{self.scale}"
-        offset = f"+{self.offset}" if self.offset else ""
+        scale, offset = ("" if self.scale == 1 else f"*{self.scale}"), (f"+{self.offset}" if self.offset else "")
         return f"VirtualRegister(r{self.id}{scale}{offset})"
 
 
