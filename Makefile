@@ -108,9 +108,12 @@ format: build
 
 docs: build
 	$(BIN)/python -m torchneuron env --markdown > docs/environment.md
+	$(BIN)/python -m torchneuron ops --markdown > docs/operators.md
+	$(BIN)/python -m torchneuron nki isa > docs/isa.md
+	$(BIN)/python -m torchneuron nki fidelity > docs/fidelity.md
 
 bench: build
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 clean:
 	rm -rf $(VENV) build demo-output

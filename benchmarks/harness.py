@@ -8,14 +8,16 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 
 THREADS = int(os.environ.get("BENCH_THREADS", "2"))
 
 
-def interleaved(runs: dict[str, Callable[[], object]], repeats: int, inner: int = 1, warm_up: int = 2) -> dict[str, float]:
+def interleaved(
+    runs: dict[str, Callable[[], object]], repeats: int, inner: int = 1, warm_up: int = 2
+) -> dict[str, float]:
     """Median seconds of one call of each function; the functions take turns, so that all see the same machine."""
     torch.set_num_threads(THREADS)
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -35,7 +37,9 @@ def interleaved(runs: dict[str, Callable[[], object]], repeats: int, inner: int 
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
-def paired_ratio(run: Callable[[], object], base: Callable[[], object], repeats: int, inner: int) -> tuple[float, float, float]:
+def paired_ratio(
+    run: Callable[[], object], base: Callable[[], object], repeats: int, inner: int
+) -> tuple[float, float, float]:
     """(seconds of `run`, seconds of `base`, median of the ratios of neighbouring measurements)."""
     torch.set_num_threads(THREADS)
     for f in (run, base):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 import torch.nn as nn
@@ -30,7 +30,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Decoder-only language model."""
 
-    def __init__(self, vocabulary: int = 256, width: int = 384, layers: int = 4, heads: int = 6, context: int = 128) -> None:
+    def __init__(
+        self, vocabulary: int = 256, width: int = 384, layers: int = 4, heads: int = 6, context: int = 128
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.zeros(context, width))

@@ -93,7 +93,7 @@ def plot_losses(task: str, results: dict[str, Result], file: Path) -> None:
     difference = deviations(results)
     bottom.fill_between(steps, difference, color="#1f4e79")
     bottom.set(xlabel="step", ylabel="|difference|", ylim=(0, max(max(difference), 1e-6)), xlim=(0, len(steps)))
-    bottom.text(0.99, 0.85, f"largest: {describe_deviation(results)}", transform=bottom.transAxes, ha="right", va="top")
+    bottom.set_title(f"largest difference: {describe_deviation(results)}", loc="right", fontsize="medium")
     style(top)
     style(bottom)
     figure.savefig(file)
@@ -109,7 +109,7 @@ def plot_throughput(all_results: dict[str, dict[str, Result]], file: Path) -> No
         axes.set(title=task, ylabel=results["cpu"]["unit"], ylim=(0, max(speeds) * 1.12))
         axes.yaxis.set_major_formatter("{x:,.0f}")
         style(axes)
-    figure.suptitle(f"Training throughput on {torch.get_num_threads()} threads (higher is better)")
+    figure.suptitle(f"Training throughput (higher is better; threads: {torch.get_num_threads()})")
     figure.savefig(file)
     plt.close(figure)
 

@@ -1,4 +1,4 @@
-"""Gives way to the vendor's `torch_neuronx`: a package directory of that name beside this file, or later on sys.path, wins."""
+"""Gives way to the vendor's `torch_neuronx`: a package of that name beside this file, or later on sys.path, wins."""
 
 import importlib.machinery
 import importlib.util

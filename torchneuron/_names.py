@@ -40,9 +40,7 @@ class _Loader(importlib.abc.Loader):
 class Finder(importlib.abc.MetaPathFinder):
     """Last on sys.meta_path: answers for the vendor's names when nobody else does."""
 
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True) if name in NAMES else None
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 
 def _flag(text: str) -> bool:
@@ -61,14 +62,18 @@ VISIBLE_CORES = Variable(
     "NEURON_RT_VISIBLE_CORES",
     None,
     _core_list,
-    "Cores this process may use, as `0-3` or `4,5`; their number is the number of devices. Wins over `NEURON_RT_NUM_CORES`.",
+    "Cores this process may use, as `0-3` or `4,5`; their number is the number of devices. "
+    "Wins over `NEURON_RT_NUM_CORES`.",
     "unset",
 )
 LOCAL_WORLD_SIZE = Variable(
     "LOCAL_WORLD_SIZE", None, _positive, "Set by `torchrun`: the number of devices if nothing else says it.", "unset"
 )
 LAUNCH_BLOCKING = Variable(
-    "NEURON_LAUNCH_BLOCKING", False, _flag, "`1`: everything runs where it is called and nothing is queued. For debugging."
+    "NEURON_LAUNCH_BLOCKING",
+    False,
+    _flag,
+    "`1`: everything runs where it is called and nothing is queued. For debugging.",
 )
 STRICT = Variable(
     "TORCH_NEURON_STRICT",
@@ -87,7 +92,8 @@ AUTOLOAD = Variable(
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
     True,
     _flag,
-    "PyTorch's own switch: `0` keeps `import torch` from loading any backend; `import torchneuron.device` then loads this one.",
+    "PyTorch's own switch: `0` keeps `import torch` from loading any backend; "
+    "`import torchneuron.device` then loads this one.",
 )
 
 VARIABLES = [NUM_CORES, VISIBLE_CORES, LOCAL_WORLD_SIZE, LAUNCH_BLOCKING, STRICT, MEMORY_BYTES, AUTOLOAD]

@@ -60,8 +60,10 @@ const T& lower(const T& value) {
 
 template <class T>
 T raise(T&& host, c10::DeviceIndex index) {
-  if constexpr (is_tensor<T>) return adopt_host_tensor(host, index);
-  else return std::apply([&](auto&&... parts) { return T(raise(std::move(parts), index)...); }, std::move(host));
+  if constexpr (is_tensor<T>)
+    return adopt_host_tensor(host, index);
+  else
+    return std::apply([&](auto&&... parts) { return T(raise(std::move(parts), index)...); }, std::move(host));
 }
 
 template <class Op, class Schema = typename Op::schema>

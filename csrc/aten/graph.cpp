@@ -45,7 +45,8 @@ struct LibraryStep {
   // The results must be where the capture put them; a kernel that allocated otherwise this time is corrected.
   static void settle(const c10::IValue& expected, const c10::IValue& got) {
     auto one = [](const at::Tensor& to, const at::Tensor& from) {
-      if (!to.defined() || !from.defined() || to.layout() != c10::kStrided || to.const_data_ptr() == from.const_data_ptr())
+      if (!to.defined() || !from.defined() || to.layout() != c10::kStrided ||
+          to.const_data_ptr() == from.const_data_ptr())
         return;
       to.copy_(from);
     };
@@ -193,7 +194,8 @@ class Graph final : public at::GraphImplInterface, public Capture {
 Capture* current_capture() { return t_capture; }
 
 void forbid_in_capture(const char* what) {
-  TORCH_CHECK(!t_capture, what, " is not possible while a neuron graph is captured: move it out of the captured region.");
+  TORCH_CHECK(!t_capture, what,
+              " is not possible while a neuron graph is captured: move it out of the captured region.");
 }
 
 bool is_capturing(c10::DeviceIndex index, c10::StreamId stream) {
@@ -203,9 +205,10 @@ bool is_capturing(c10::DeviceIndex index, c10::StreamId stream) {
 
 // The registry's key is the name of the device type at the time of the look-up, after the rename.
 void register_graph() {
-  at::GraphImplRegistry()->Register(
-      c10::DeviceTypeName(kNeuron, /*lower_case=*/false),
-      [](const at::GraphImplArgs& args) -> std::unique_ptr<at::GraphImplInterface> { return std::make_unique<Graph>(args); });
+  at::GraphImplRegistry()->Register(c10::DeviceTypeName(kNeuron, /*lower_case=*/false),
+                                    [](const at::GraphImplArgs& args) -> std::unique_ptr<at::GraphImplInterface> {
+                                      return std::make_unique<Graph>(args);
+                                    });
 }
 
 }  // namespace neuron

@@ -50,8 +50,8 @@ void clear_counters();
 
 // The data types that decide about support, gathered over an operator's neuron arguments.
 struct DtypeUse {
-  bool wide_int = false;     // int64 and unsigned 64-bit
-  bool unsupported = false;  // float64 and complex: no engine has them
+  bool wide_int = false;                                 // int64 and unsigned 64-bit
+  bool unsupported = false;                              // float64 and complex: no engine has them
   c10::ScalarType example = c10::ScalarType::Undefined;  // the unsupported one
   void add(c10::ScalarType t);
 };

@@ -14,5 +14,5 @@ if(NEURON_PYTHON_DIR)
   set_target_properties(_core PROPERTIES BUILD_WITH_INSTALL_RPATH ON)
 endif()
 install(TARGETS _core neuroncore LIBRARY DESTINATION torchneuron)
-# Lets `import nki` find this package also before torch is imported.
-install(FILES ${CMAKE_CURRENT_LIST_DIR}/torchneuron_names.pth DESTINATION .)
+# The vendor's names for those who import them before torch.
+install(FILES ${PROJECT_SOURCE_DIR}/shims/nki.py ${PROJECT_SOURCE_DIR}/shims/torch_neuronx.py DESTINATION .)

@@ -71,7 +71,8 @@ class Pool {
   void work() {
     uint64_t seen = 0;
     for (;;) {
-      for (int i = 0; i < 2000 && spin_generation_.load(std::memory_order_acquire) == seen; ++i) std::this_thread::yield();
+      for (int i = 0; i < 2000 && spin_generation_.load(std::memory_order_acquire) == seen; ++i)
+        std::this_thread::yield();
       {
         std::unique_lock lock(mutex_);
         wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
@@ -310,10 +311,9 @@ PYBIND11_MODULE(_core, m) {
              p.append(std::move(in));
            })
       .def("seal", &Program::seal, py::arg("sbuf_bytes"), py::arg("several") = false)
-      .def("check_capacity",
-           [](Program& p, int64_t sbuf_bytes) {
-             Program::check_capacity(p.storages(), p.tracker().live(), sbuf_bytes);
-           })
+      .def(
+          "check_capacity",
+          [](Program& p, int64_t sbuf_bytes) { Program::check_capacity(p.storages(), p.tracker().live(), sbuf_bytes); })
       .def("set_check", [](Program& p, bool on) { p.tracker().check() = on; })
       .def("mark_written", [](Program& p, uint32_t s) { p.tracker().mark_all(s); })
       .def("__len__", [](const Program& p) { return p.instructions().size(); })
@@ -370,9 +370,9 @@ PYBIND11_MODULE(_core, m) {
       .def_readwrite("generation", &Target::generation)
       .def("set_clock", [](Target& t, int engine, double ghz) { t.clock_ghz.at(engine) = ghz; })
 #define FIELD(NAME) .def_readwrite(#NAME, &Target::NAME)
-      FIELD(sbuf_bytes) FIELD(dma_engines) FIELD(dma_bytes_per_ns) FIELD(dma_row_ns) FIELD(dma_row_overhead_ns)
-      FIELD(dma_start_ns) FIELD(instruction_ns) FIELD(min_cycles) FIELD(access_cycles) FIELD(fp32_matmul_passes)
-      FIELD(hbm_bytes_per_ns) FIELD(vector_fast_modes) FIELD(pe_warm_ns);
+          FIELD(sbuf_bytes) FIELD(dma_engines) FIELD(dma_bytes_per_ns) FIELD(dma_row_ns) FIELD(dma_row_overhead_ns)
+              FIELD(dma_start_ns) FIELD(instruction_ns) FIELD(min_cycles) FIELD(access_cycles) FIELD(fp32_matmul_passes)
+                  FIELD(hbm_bytes_per_ns) FIELD(vector_fast_modes) FIELD(pe_warm_ns);
 #undef FIELD
 
   m.def("predict", [](const Program& p, const Target& t) {
@@ -382,7 +382,8 @@ PYBIND11_MODULE(_core, m) {
       events.append(py::make_tuple(e.instruction, std::string(kEngineNames[static_cast<int>(e.engine)]), e.start_ns,
                                    e.end_ns, e.busy_ns, e.bytes, e.flops, e.waits_for));
     py::dict busy;
-    for (int e = 1; e < static_cast<int>(Engine::count); ++e) busy[py::str(std::string(kEngineNames[e]))] = line.busy_ns[e];
+    for (int e = 1; e < static_cast<int>(Engine::count); ++e)
+      busy[py::str(std::string(kEngineNames[e]))] = line.busy_ns[e];
     return py::make_tuple(line.latency_ns, busy, events);
   });
 }

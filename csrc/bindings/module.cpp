@@ -10,6 +10,7 @@
 #include "aten/library.h"
 #include "aten/op_table.h"
 #include "aten/storage.h"
+#include "collectives.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
@@ -129,7 +130,9 @@ py::list memory_history(c10::DeviceIndex index) {
 py::list op_counters() {
   py::list out;
   for (auto* c : all_counters())
-    if (c->executed) out.append(py::make_tuple(c->name, c->executed.load(), c->narrowed.load(), c->fallback.load(), c->row != nullptr));
+    if (c->executed)
+      out.append(
+          py::make_tuple(c->name, c->executed.load(), c->narrowed.load(), c->fallback.load(), c->row != nullptr));
   return out;
 }
 
@@ -215,7 +218,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("memory_stats", &memory_stats);
   m.def("memory_segments", &memory_segments);
   m.def("memory_history", &memory_history);
-  m.def("record_memory_history", [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.record_history(n); });
+  m.def("record_memory_history",
+        [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.record_history(n); });
   m.def("memory_info", [](c10::DeviceIndex i) { return device_allocator()->getMemoryInfo(resolve_device(i)); });
   m.def("set_capacity", [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.set_capacity(n); });
   m.def("empty_cache", [] { device_allocator()->emptyCache(); }, py::call_guard<py::gil_scoped_release>());
@@ -231,6 +235,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("host_of", &host_of);
   m.def("rebase", &rebase);
   m.def("as_host", &as_host);
+  bind_collectives(m, &check_signals);
 }
 
 }  // namespace neuron

@@ -39,6 +39,7 @@ constexpr EngineSet kV = engines(E::vector), kS = engines(E::scalar), kG = engin
 constexpr MemorySet kAnywhere = kHbm | kSbuf;
 
 // Cycle figures: "Estimated instruction cost" of the NKI 2.26 stubs (reference: docs/isa.md).
+// clang-format off
 const std::vector<InstructionSpec> kInstructions = {
     {Opcode::dma_copy, "dma_copy", kDma, E::dma, 2, Shape::elements, L::row, 0, {C::dma},
      {{"dst", write, kAnywhere, kAll, INT64_MAX}, {"src", read, kAnywhere, kAll, INT64_MAX}},
@@ -258,6 +259,7 @@ const std::vector<InstructionSpec> kInstructions = {
     {Opcode::allocate, "allocate", engines(E::sync), E::sync, 2, Shape::none, L::control, 0, {}, {},
      "the life of a buffer begins; nothing has been written"},
 };
+// clang-format on
 
 }  // namespace
 

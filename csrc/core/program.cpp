@@ -22,12 +22,16 @@ int64_t Access::free_size() const {
 }
 
 std::span<const Attribute> attributes() {
-#define ATTR(FIELD)                                                                                       \
-  {#FIELD, [](Instruction& i, double v) { i.FIELD = static_cast<decltype(i.FIELD)>(static_cast<int64_t>(v)); }, \
-   [](const Instruction& i) { return static_cast<double>(i.FIELD); }}
-#define BOUND(NAME, FIELD)                                                                        \
-  {#NAME, [](Instruction& i, double v) { i.NAME.FIELD = static_cast<decltype(i.NAME.FIELD)>(v); }, \
-   [](const Instruction& i) { return static_cast<double>(i.NAME.FIELD); }}
+#define ATTR(FIELD)                                                                                              \
+  {                                                                                                              \
+    #FIELD, [](Instruction& i, double v) { i.FIELD = static_cast<decltype(i.FIELD)>(static_cast<int64_t>(v)); }, \
+        [](const Instruction& i) { return static_cast<double>(i.FIELD); }                                        \
+  }
+#define BOUND(NAME, FIELD)                                                                          \
+  {                                                                                                 \
+    #NAME, [](Instruction& i, double v) { i.NAME.FIELD = static_cast<decltype(i.NAME.FIELD)>(v); }, \
+        [](const Instruction& i) { return static_cast<double>(i.NAME.FIELD); }                      \
+  }
   static const std::vector<Attribute> table = {
       ATTR(op0),
       ATTR(op1),
@@ -171,6 +175,41 @@ void InitMap::mark(const Storage& s, const Access& a) {
   if (count_ == total) mark_all();
 }
 
+std::vector<uint8_t> InitMap::flags(const Storage& s, const Access& a) const {
+  const int64_t item = size_of(a.dtype);
+  std::vector<uint8_t> out;
+  out.reserve(a.elements());
+  for_each_run(s, a, [&](int64_t row, int64_t at, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += item) {
+      bool all = true;
+      for (int64_t b = 0; b < item; ++b) all = all && written(row * row_bytes_ + at + i + b);
+      out.push_back(all);
+    }
+    return true;
+  });
+  return out;
+}
+
+void InitMap::assign(const Storage& s, const Access& a, const std::vector<uint8_t>& flags) {
+  const int64_t item = size_of(a.dtype), total = rows_ * row_bytes_;
+  if (bits_.empty()) {
+    bits_.assign(total, full_);
+    count_ = full_ ? total : 0;
+    full_ = false;
+  }
+  size_t next = 0;
+  for_each_run(s, a, [&](int64_t row, int64_t at, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += item, ++next)
+      for (int64_t b = 0; b < item; ++b) {
+        uint8_t& bit = bits_[row * row_bytes_ + at + i + b];
+        count_ += flags[next] - bit;
+        bit = flags[next];
+      }
+    return true;
+  });
+  if (count_ == total) mark_all();
+}
+
 // ---- lives ---------------------------------------------------------------------------------------------------------
 
 void LiveRanges::allocate(uint32_t storage, const Storage& s) {
@@ -241,6 +280,27 @@ void Tracker::allocate(uint32_t storage, const Storage& s) {
 
 void Tracker::release(uint32_t storage) { maps_[storage] = InitMap(); }
 
+bool Tracker::move(const std::vector<Storage>& storages, const Instruction& in) {
+  const bool transpose = in.opcode == Opcode::nc_transpose || (in.opcode == Opcode::nc_matmul && in.transpose);
+  if (!transpose && in.opcode != Opcode::dma_copy && in.opcode != Opcode::tensor_copy) return false;
+  const Access &dst = in.operand(0).access, &src = in.operand(1).access;
+  if (dst.is_dynamic() || src.is_dynamic() || dst.elements() != src.elements()) return false;
+  if (maps_[src.storage].first_unwritten(storages[src.storage], src) < 0) return false;
+  const std::vector<uint8_t> from = maps_[src.storage].flags(storages[src.storage], src);
+  if (std::none_of(from.begin(), from.end(), [](uint8_t f) { return f; })) return false;  // nothing to move: a mistake
+  std::vector<uint8_t> to = from;
+  if (transpose) {
+    const int64_t rows = src.partitions(), columns = src.free_size();
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) to[c * rows + r] = from[r * columns + c];
+  }
+  for (size_t i = 0; i < in.operands.size(); ++i)
+    if (in.operands[i].is_tile()) live_.use(in.operands[i].access.storage);
+  maps_[dst.storage].assign(storages[dst.storage], dst, to);
+  writer_[dst.storage] = in.source;
+  return true;
+}
+
 void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool in_loop) {
   const InstructionSpec& sp = in.spec();
   live_.tick();
@@ -250,6 +310,7 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
     maps_[in.reg] = InitMap(storages[in.reg].partitions, storages[in.reg].row_bytes, false);
     return;
   }
+  if (check_ && move(storages, in)) return;
   const bool matmul = in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx;
   auto read = [&](const Access& a, std::string_view name) {
     live_.use(a.storage);
@@ -281,7 +342,16 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
       if (matmul && in.accumulate == Accumulate::add) read(o.access, sp.operands[i].name);
       continue;
     }
-    if (sp.rendezvous && in.opcode == Opcode::core_barrier) continue;
+    if (in.opcode == Opcode::core_barrier) continue;
+    if (in.opcode == Opcode::nonzero_with_count) {  // looks at every 16th partition
+      Access some = o.access;
+      for (int64_t p = 0; p < o.access.partitions(); p += 16) {
+        some.dims[0].size = 1;
+        some.offset = o.access.offset + p * o.access.dims[0].stride;
+        read(some, sp.operands[i].name);
+      }
+      continue;
+    }
     read(o.access, sp.operands[i].name);
   }
   for (size_t i = 0; i < in.operands.size(); ++i) {

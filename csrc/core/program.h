@@ -20,8 +20,8 @@ struct Storage {
   int64_t row_bytes = 0;   // bytes per partition; in HBM all bytes
   int64_t address = -1;    // byte offset within the partition, when the kernel chose it
   int64_t partition_start = 0;
-  bool external = false;   // given by the caller: initialised, and its memory is the caller's
-  uint32_t source = 0;     // where the kernel allocated it
+  bool external = false;  // given by the caller: initialised, and its memory is the caller's
+  uint32_t source = 0;    // where the kernel allocated it
 };
 
 struct Dim {
@@ -81,7 +81,7 @@ struct Instruction {
   PerfMode perf_mode = PerfMode::none;
   Accumulate accumulate = Accumulate::automatic;
   bool reverse0 = false, reverse1 = false, negate = false, transpose = false;
-  uint8_t stage = 0;        // bit i: operand i overlaps the result in another pattern and is read first (set by seal)
+  uint8_t stage = 0;  // bit i: operand i overlaps the result in another pattern and is read first (set by seal)
   int64_t offset = 0, channel_multiplier = 0, count = 0, group = 0;
   double value = 0;
   int64_t tile_row = 0, tile_column = 0;
@@ -139,6 +139,9 @@ class InitMap {
   // Linear byte address of the first byte of the access that nobody wrote; -1: none.
   int64_t first_unwritten(const Storage& s, const Access& a) const;
   void mark(const Storage& s, const Access& a);
+  // One flag per element of the access, in its order: has all of it been written?
+  std::vector<uint8_t> flags(const Storage& s, const Access& a) const;
+  void assign(const Storage& s, const Access& a, const std::vector<uint8_t>& flags);
   void mark_all() { full_ = true, bits_.clear(); }
   bool written(int64_t byte) const { return full_ || (!bits_.empty() && bits_[byte]); }
 
@@ -148,7 +151,8 @@ class InitMap {
   std::vector<uint8_t> bits_;  // one per byte, made at the first partial write
 };
 
-// Follows a program's writes: reports reads of what nobody wrote, decides whether a matmul overwrites or adds.
+// Follows a program's writes: reports computing on what nobody wrote, decides whether a matmul overwrites or adds.
+// Instructions that only move data move the state of their elements too.
 class Tracker {
  public:
   void allocate(uint32_t storage, const Storage& s);
@@ -162,6 +166,8 @@ class Tracker {
   bool& check() { return check_; }
 
  private:
+  bool move(const std::vector<Storage>& storages, const Instruction& in);
+
   std::vector<InitMap> maps_;
   std::vector<uint32_t> writer_;  // source line
   LiveRanges live_;
@@ -218,7 +224,8 @@ class Program {
   Tracker tracker_;
 };
 
-// One instruction in the field's notation: `vector tensor_scalar dst=t3[128,64] data=t3[128,64] operand0=2.0 op0=multiply`.
+// One instruction in the field's notation: `vector tensor_scalar dst=t3[128,64] data=t3[128,64] operand0=2.0
+// op0=multiply`.
 std::string disassemble(const std::vector<Storage>& storages, const Instruction& instruction);
 
 // Bytes [first, last) of a row, and partitions [begin, end), that an access can touch.

@@ -18,9 +18,12 @@ thread_local size_t t_replay_next = 0;
 
 std::string human(size_t bytes) {
   char text[32];
-  if (bytes >= size_t{1} << 30) snprintf(text, sizeof text, "%.2f GiB", bytes / 1073741824.0);
-  else if (bytes >= size_t{1} << 20) snprintf(text, sizeof text, "%.2f MiB", bytes / 1048576.0);
-  else snprintf(text, sizeof text, "%zu bytes", bytes);
+  if (bytes >= size_t{1} << 30)
+    snprintf(text, sizeof text, "%.2f GiB", bytes / 1073741824.0);
+  else if (bytes >= size_t{1} << 20)
+    snprintf(text, sizeof text, "%.2f MiB", bytes / 1048576.0);
+  else
+    snprintf(text, sizeof text, "%zu bytes", bytes);
   return text;
 }
 
@@ -62,14 +65,19 @@ void free_address(void* address) { free_block(MemoryPool::find(address)); }
 }
 
 Block* take(c10::DeviceIndex index, size_t bytes) {
-  DeviceState& state = device_state(index);
-  try {
-    Block* block = state.pool.allocate(bytes, allocation_owner(index));
-    if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_memory(block->ptr, block->size, state.pool, index);
-    return block;
-  } catch (const PoolExhausted& e) {
-    out_of_memory(index, e);
+  MemoryPool& pool = device_state(index).pool;
+  const uint64_t owner = allocation_owner(index);
+  Block* block = pool.try_allocate(bytes, owner);
+  if (C10_UNLIKELY(!block)) {
+    if (!StreamQueue::in_task()) settle_devices();  // queued work may hold memory that nobody else needs
+    try {
+      block = pool.allocate(bytes, owner);
+    } catch (const PoolExhausted& e) {
+      out_of_memory(index, e);
+    }
   }
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_memory(block->ptr, block->size, pool, index);
+  return block;
 }
 
 c10::CachingAllocator::StatArray convert(const StatArray& from) {
@@ -149,8 +157,10 @@ struct HostAllocator final : c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &raw_free; }
   // Memory that was taken by raw_allocate may be freed outside of the scope, or the other way round.
   static void raw_free(void* address) {
-    if (MemoryPool::find(address)) free_address(address);
-    else g_base_raw_deleter(address);
+    if (MemoryPool::find(address))
+      free_address(address);
+    else
+      g_base_raw_deleter(address);
   }
   static inline c10::DeleterFnPtr g_base_raw_deleter = nullptr;
   void copy_data(void* dst, const void* src, size_t bytes) const override { base->copy_data(dst, src, bytes); }

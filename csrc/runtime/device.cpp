@@ -36,7 +36,8 @@ void prepare_thread() {
 
 [[noreturn]] void no_such_device(int index) {
   TORCH_CHECK(false, "neuron device index ", index, " does not exist: this process has ", device_count(),
-              " neuron device(s), neuron:0", device_count() > 1 ? " to neuron:" + std::to_string(device_count() - 1) : "",
+              " neuron device(s), neuron:0",
+              device_count() > 1 ? " to neuron:" + std::to_string(device_count() - 1) : "",
               ". Set NEURON_RT_NUM_CORES before torch is imported to have more.");
 }
 
@@ -122,14 +123,23 @@ void synchronize_device(c10::DeviceIndex index) {
   for (auto& queue : device_state(index).streams) queue.drain();
 }
 
-void shutdown() noexcept {
-  if (g_bad_fork) return;
-  stop_worker();
+void settle_devices() {
   for (auto& slot : g_devices) {
-    DeviceState* state = slot.load();
+    DeviceState* state = slot.load(std::memory_order_acquire);
     if (!state) continue;
-    for (auto& queue : state->streams) queue.await(queue.enqueued());
+    for (auto& queue : state->streams) {
+      queue.await(queue.enqueued());
+      queue.release_finished();
+    }
   }
+}
+
+void shutdown() {
+  if (g_bad_fork) return;
+  struct StopWorker {
+    ~StopWorker() { stop_worker(); }
+  } at_the_end;
+  for (int i = 0; i < device_count(); i++) synchronize_device(i);
 }
 
 }  // namespace neuron

@@ -105,7 +105,11 @@ class Profiler final : public libkineto::IActivityProfiler {
 int64_t profiler_time_ns() { return c10::getTime(); }
 
 void record_activity(const std::string& name, c10::DeviceIndex device, int64_t start_ns) {
-  Activity a{name, start_ns, profiler_time_ns(), device, static_cast<int32_t>(current_stream(device).id()),
+  Activity a{name,
+             start_ns,
+             profiler_time_ns(),
+             device,
+             static_cast<int32_t>(current_stream(device).id()),
              t_correlation.empty() ? 0 : t_correlation.back()};
   std::lock_guard lock(g_mutex);
   g_activities.push_back(std::move(a));

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from conftest import NP, ulps
+from nki_reference import NP, ulps
 
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
@@ -91,7 +91,9 @@ def test_32bit_integers_are_exact_on_gpsimd_and_fp32_on_vector(run, rng, dtype):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
 def test_float_to_integer_rounds_to_even_and_saturates(run, dtype):
-    x = np.array([[0.5, 1.5, 2.5, -0.5, -1.5, 127.4, 127.5, 128, 255.5, 1e10, -1e10, 3e38, np.inf, -np.inf, 65535.5]], F32)
+    x = np.array(
+        [[0.5, 1.5, 2.5, -0.5, -1.5, 127.4, 127.5, 128, 255.5, 1e10, -1e10, 3e38, np.inf, -np.inf, 65535.5]], F32
+    )
     got = run(lambda o, v: nisa.tensor_copy(o, v), [(x.shape, dtype)], x)
     np.testing.assert_array_equal(got, saturate(x.astype(np.float64), NP[dtype]))
 
@@ -110,7 +112,9 @@ def test_tensor_copy_keeps_bits_and_casts_through_fp32(run, rng, dtype):
 def test_narrowing_matches_ml_dtypes_everywhere(run, dtype):
     """All exponents, around halfway points, specials."""
     with np.errstate(over="ignore"):
-        x = np.concatenate([np.ldexp(m, np.arange(-150, 128)) for m in (1, 1.0625, 1.125, 1.1875, 1.5, 1.75, 1.9375, 1.97)])
+        x = np.concatenate(
+            [np.ldexp(m, np.arange(-150, 128)) for m in (1, 1.0625, 1.125, 1.1875, 1.5, 1.75, 1.9375, 1.97)]
+        )
     x = np.concatenate([x, -x, [0.0, -0.0, np.inf, -np.inf]]).astype(F32)
     x = np.concatenate([x, np.nextafter(x, F32(np.inf)), np.nextafter(x, F32(-np.inf))])[None, :]
     with np.errstate(over="ignore"):
@@ -144,7 +148,9 @@ def test_tensor_scalar_unary_operators(run, rng):
 @pytest.mark.parametrize("shape", [(1, 1), (128, 1), (7, 1), (128, 2000), (3, 1025)])
 def test_shapes_of_tensor_scalar(run, rng, shape):
     a = rng.standard_normal(shape).astype(F32)
-    got = run(lambda o, x: nisa.tensor_scalar(o, x, nl.multiply, 2.0, op1=nl.add, operand1=1.0), [(shape, "float32")], a)
+    got = run(
+        lambda o, x: nisa.tensor_scalar(o, x, nl.multiply, 2.0, op1=nl.add, operand1=1.0), [(shape, "float32")], a
+    )
     np.testing.assert_array_equal(got, a * F32(2) + F32(1))
 
 

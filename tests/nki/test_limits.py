@@ -31,16 +31,46 @@ WRONG = {
     "on-chip rank": (lambda x: nl.ndarray((4,), nl.float32), "trn2", "2 dimensions"),
     "matmul result in SBUF": (lambda x: nisa.nc_matmul(sb(4, 4), sb(8, 4), sb(8, 4)), "trn2", "nc_matmul dst.*sbuf"),
     "matmul input in PSUM": (lambda x: nisa.nc_matmul(ps(4, 4), ps(8, 4), sb(8, 4)), "trn2", "stationary.*psum"),
-    "matmul free size on trn2": (lambda x: nisa.nc_matmul(ps(4, 513), sb(8, 4), sb(8, 513)), "trn2", "moving.*513.*512"),
+    "matmul free size on trn2": (
+        lambda x: nisa.nc_matmul(ps(4, 513), sb(8, 4), sb(8, 513)),
+        "trn2",
+        "moving.*513.*512",
+    ),
     "matmul stationary size": (lambda x: nisa.nc_matmul(ps(128, 4), sb(8, 129), sb(8, 4)), "trn2", "stationary.*129"),
-    "matmul partitions": (lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(9, 4)), "trn2", "moving partition dimension 9"),
+    "matmul partitions": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(9, 4)),
+        "trn2",
+        "moving partition dimension 9",
+    ),
     "matmul shapes": (lambda x: nisa.nc_matmul(ps(4, 5), sb(8, 4), sb(8, 4)), "trn2", "dst shape"),
     "matmul mixed types": (lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(8, 4, dtype=nl.bfloat16)), "trn2", "dtype"),
-    "matmul of integers": (lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4, dtype=nl.int8), sb(8, 4, dtype=nl.int8)), "trn2", "integers"),
-    "bf16 accumulation before trn3": (lambda x: nisa.nc_matmul(ps(4, 4, dtype=nl.bfloat16), sb(8, 4), sb(8, 4)), "trn2", "dst dtype"),
-    "tile size": (lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(8, 4), tile_position=(0, 0), tile_size=(48, 32)), "trn2", "tile_size 48"),
-    "tile position": (lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(8, 4), tile_position=(16, 0), tile_size=(32, 32)), "trn2", "tile_position 16"),
-    "MX before trn3": (lambda x: nisa.quantize_mx(sb(32, 4, dtype=nl.float8_e4m3fn_x4, value=0), sb(32, 16, dtype=nl.bfloat16), sb(4, 4, dtype=nl.uint8)), "trn2", "generation"),
+    "matmul of integers": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4, dtype=nl.int8), sb(8, 4, dtype=nl.int8)),
+        "trn2",
+        "integers",
+    ),
+    "bf16 accumulation before trn3": (
+        lambda x: nisa.nc_matmul(ps(4, 4, dtype=nl.bfloat16), sb(8, 4), sb(8, 4)),
+        "trn2",
+        "dst dtype",
+    ),
+    "tile size": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(8, 4), tile_position=(0, 0), tile_size=(48, 32)),
+        "trn2",
+        "tile_size 48",
+    ),
+    "tile position": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(8, 4), tile_position=(16, 0), tile_size=(32, 32)),
+        "trn2",
+        "tile_position 16",
+    ),
+    "MX before trn3": (
+        lambda x: nisa.quantize_mx(
+            sb(32, 4, dtype=nl.float8_e4m3fn_x4, value=0), sb(32, 16, dtype=nl.bfloat16), sb(4, 4, dtype=nl.uint8)
+        ),
+        "trn2",
+        "generation",
+    ),
     "DMA from PSUM": (lambda x: nisa.dma_copy(sb(4, 4), ps(4, 4)), "trn2", "dma_copy src.*psum"),
     "DMA sizes": (lambda x: nisa.dma_copy(sb(4, 5), x[0:4, 0:4]), "trn2", "elements"),
     "shapes": (lambda x: nisa.tensor_tensor(sb(4, 5), sb(4, 5), sb(4, 6), nl.add), "trn2", "data2 free size 6"),
@@ -48,12 +78,26 @@ WRONG = {
     "both inputs in PSUM": (lambda x: nisa.tensor_tensor(sb(4, 4), ps(4, 4), ps(4, 4), nl.add), "trn2", "PSUM"),
     "GpSimd and PSUM": (lambda x: nisa.tensor_copy(sb(4, 4), ps(4, 4), engine=nisa.engine.gpsimd), "trn2", "GpSimdE"),
     "engine": (lambda x: nisa.tensor_copy(sb(4, 4), sb(4, 4), engine=nisa.engine.tensor), "trn2", "engine"),
-    "bitwise on floats": (lambda x: nisa.tensor_tensor(sb(4, 4), sb(4, 4), sb(4, 4), nl.bitwise_and), "trn2", "bitwise"),
-    "bitwise then arithmetic": (lambda x: nisa.tensor_scalar(sb(4, 4, dtype=nl.int32), sb(4, 4, dtype=nl.int32), nl.bitwise_and, 1, op1=nl.add, operand1=1), "trn2", "mixes"),
+    "bitwise on floats": (
+        lambda x: nisa.tensor_tensor(sb(4, 4), sb(4, 4), sb(4, 4), nl.bitwise_and),
+        "trn2",
+        "bitwise",
+    ),
+    "bitwise then arithmetic": (
+        lambda x: nisa.tensor_scalar(
+            sb(4, 4, dtype=nl.int32), sb(4, 4, dtype=nl.int32), nl.bitwise_and, 1, op1=nl.add, operand1=1
+        ),
+        "trn2",
+        "mixes",
+    ),
     "not a reduction": (lambda x: nisa.tensor_reduce(sb(4, 1), nl.equal, sb(4, 4), 1), "trn2", "not a reduction"),
     "reduction axis": (lambda x: nisa.tensor_reduce(sb(4, 1), nl.add, sb(4, 4), 0), "trn2", "axis"),
     "start partition": (lambda x: nisa.tensor_copy(sb(128, 4)[16:32], sb(16, 4)), "trn2", "start partition 16"),
-    "scalar operand": (lambda x: nisa.tensor_scalar(sb(4, 4), sb(4, 4), nl.add, sb(4, 2)), "trn2", "operand0.*one element"),
+    "scalar operand": (
+        lambda x: nisa.tensor_scalar(sb(4, 4), sb(4, 4), nl.add, sb(4, 2)),
+        "trn2",
+        "operand0.*one element",
+    ),
     "bn_stats size": (lambda x: nisa.bn_stats(sb(4, 6), sb(4, 513)), "trn2", "513.*512"),
     "bn_aggr triples": (lambda x: nisa.bn_aggr(sb(4, 2), sb(4, 7)), "trn2", "multiple of 3"),
     "max8 size": (lambda x: nisa.max8(sb(4, 8), sb(4, 7)), "trn2", "at least 8"),
@@ -61,10 +105,18 @@ WRONG = {
     "transpose dtype": (lambda x: nisa.nc_transpose(ps(4, 4, dtype=nl.bfloat16), sb(4, 4)), "trn2", "dtype"),
     "shuffle mask": (lambda x: nisa.nc_stream_shuffle(sb(32, 4), sb(32, 4), [0] * 31), "trn2", "31"),
     "memset type": (lambda x: nisa.memset(nl.ndarray((4, 4), nl.int32), 1.5), "trn2", "memset"),
-    "activate2 before trn3": (lambda x: nisa.activate2(sb(4, 4), nl.exp, sb(4, 4), 1.0, 0.0, nl.multiply, nl.add), "trn2", "generation"),
-    "activate2 operators": (lambda x: nisa.activate2(sb(4, 4), nl.exp, sb(4, 4), 1.0, 0.0, nl.add, nl.add), "trn3", "operators"),
+    "activate2 before trn3": (
+        lambda x: nisa.activate2(sb(4, 4), nl.exp, sb(4, 4), 1.0, 0.0, nl.multiply, nl.add),
+        "trn2",
+        "generation",
+    ),
+    "activate2 operators": (
+        lambda x: nisa.activate2(sb(4, 4), nl.exp, sb(4, 4), 1.0, 0.0, nl.add, nl.add),
+        "trn3",
+        "operators",
+    ),
     "dma_compute operator": (lambda x: nisa.dma_compute(sb(4, 4), [sb(4, 4)], nl.multiply), "trn2", "add"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("trace", [False, True], ids=["step", "traced"])

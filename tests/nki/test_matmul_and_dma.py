@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import NP
+from nki_reference import NP
 
 import torchneuron.nki as nki
 import torchneuron.nki.isa as nisa
@@ -19,7 +19,9 @@ def matmul_into(o, compute):
     nisa.tensor_copy(o, p)
 
 
-@pytest.mark.parametrize("k,m,n", [(128, 128, 512), (1, 1, 1), (64, 32, 17), (128, 5, 513 - 1), (3, 128, 100), (127, 97, 33)])
+@pytest.mark.parametrize(
+    "k,m,n", [(128, 128, 512), (1, 1, 1), (64, 32, 17), (128, 5, 513 - 1), (3, 128, 100), (127, 97, 33)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"])
 def test_nc_matmul(run, rng, k, m, n, dtype):
     a, b = rng.standard_normal((k, m)).astype(NP[dtype]), rng.standard_normal((k, n)).astype(NP[dtype])
@@ -67,7 +69,10 @@ def test_accumulation_in_a_device_loop(run, rng):
 
 
 def test_bfloat16_accumulation_rounds_at_every_write(run, rng):
-    a, b = rng.standard_normal((128, 16)).astype(ml_dtypes.bfloat16), rng.standard_normal((128, 30)).astype(ml_dtypes.bfloat16)
+    a, b = (
+        rng.standard_normal((128, 16)).astype(ml_dtypes.bfloat16),
+        rng.standard_normal((128, 30)).astype(ml_dtypes.bfloat16),
+    )
 
     def body(o, x, y):
         p = nl.ndarray((16, 30), nl.bfloat16, nl.psum)
@@ -86,7 +91,12 @@ def test_bfloat16_accumulation_rounds_at_every_write(run, rng):
 def test_double_row(run, rng):
     a, b = (rng.integers(-3, 4, (128, 2, n)).astype(ml_dtypes.float8_e4m3) for n in (64, 100))
     mode = nisa.matmul_perf_mode.double_row
-    got = run(lambda o, x, y: matmul_into(o, lambda p: nisa.nc_matmul(p, x, y, perf_mode=mode)), [((64, 100), "float32")], a, b)
+    got = run(
+        lambda o, x, y: matmul_into(o, lambda p: nisa.nc_matmul(p, x, y, perf_mode=mode)),
+        [((64, 100), "float32")],
+        a,
+        b,
+    )
     np.testing.assert_array_equal(got, np.einsum("krm,krn->mn", a.astype(F32), b.astype(F32)))
 
 
@@ -145,7 +155,13 @@ def test_quantize_mx_and_matmul_mx(run, rng, monkeypatch):
         nisa.nc_matmul_mx(psum, qa, qb, sa, sb)
         nisa.tensor_copy(prod, psum)
 
-    outputs = [((p, m), "float8_e4m3fn_x4"), ((p, m), "uint8"), ((p, n), "float8_e4m3fn_x4"), ((p, n), "uint8"), ((m, n), "float32")]
+    outputs = [
+        ((p, m), "float8_e4m3fn_x4"),
+        ((p, m), "uint8"),
+        ((p, n), "float8_e4m3fn_x4"),
+        ((p, n), "uint8"),
+        ((m, n), "float32"),
+    ]
     for mode, headroom in (("ocp", 0), ("", 1)):
         monkeypatch.setenv("TORCH_NEURON_MX_SCALE", mode)
         qa, sa, qb, _, got = run(body, outputs, a, b)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import NP
+from nki_reference import NP
 
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
@@ -34,7 +34,9 @@ def test_tensor_reduce_axes_and_negate(run, rng):
     np.testing.assert_allclose(got, x.sum(2), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("op,f", [("bitwise_and", np.bitwise_and), ("bitwise_or", np.bitwise_or), ("bitwise_xor", np.bitwise_xor)])
+@pytest.mark.parametrize(
+    "op,f", [("bitwise_and", np.bitwise_and), ("bitwise_or", np.bitwise_or), ("bitwise_xor", np.bitwise_xor)]
+)
 def test_bitwise_reduce(run, rng, op, f):
     x = rng.integers(-(2**31), 2**31, (16, 9), dtype=np.int32)
     got = run(lambda o, v: nisa.tensor_reduce(o, getattr(nl, op), v, axis=1), [out(16, 1, dtype="int32")], x)
@@ -90,7 +92,13 @@ def test_tensor_scalar_cumulative(run, rng):
 def test_tensor_tensor_scan(run, rng, dtype):
     a, b = (rng.uniform(0, 1, (128, 60)).astype(NP[dtype]) for _ in range(2))
     s = rng.uniform(0, 1, (128, 1)).astype(F32)
-    got = run(lambda o, x, y, k: nisa.tensor_tensor_scan(o, x, y, k, nl.multiply, nl.add), [out(128, 60, dtype=dtype)], a, b, s)
+    got = run(
+        lambda o, x, y, k: nisa.tensor_tensor_scan(o, x, y, k, nl.multiply, nl.add),
+        [out(128, 60, dtype=dtype)],
+        a,
+        b,
+        s,
+    )
     state, want = s[:, 0], []
     for i in range(60):
         state = a[:, i].astype(F32) * state + b[:, i].astype(F32)
@@ -112,7 +120,9 @@ def test_bn_stats_and_aggr(run, rng, n):
         np.testing.assert_array_equal(stats[:, 3 * k], np.full(128, count))
         if count:
             np.testing.assert_allclose(stats[:, 3 * k + 1], part.astype(np.float64).mean(1), rtol=1e-6)
-            np.testing.assert_allclose(stats[:, 3 * k + 2], part.astype(np.float64).var(1) * count, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(
+                stats[:, 3 * k + 2], part.astype(np.float64).var(1) * count, rtol=1e-4, atol=1e-6
+            )
     np.testing.assert_allclose(agg[:, 0], x.astype(np.float64).mean(1), rtol=1e-6)
     np.testing.assert_allclose(agg[:, 1], x.astype(np.float64).var(1), rtol=1e-4, atol=1e-6)
 
@@ -192,7 +202,9 @@ def test_nc_n_gather_and_gather_flattened(run, rng, dtype):
     x = rng.integers(-9, 9, (128, 40)).astype(NP[dtype])
     i = rng.integers(0, 40, (128, 11), dtype=np.uint32)
     want = np.take_along_axis(x, i.astype(int), 1)
-    np.testing.assert_array_equal(run(lambda o, d, k: nisa.nc_n_gather(o, d, k), [out(128, 11, dtype=dtype)], x, i), want)
+    np.testing.assert_array_equal(
+        run(lambda o, d, k: nisa.nc_n_gather(o, d, k), [out(128, 11, dtype=dtype)], x, i), want
+    )
     got = run(lambda o, d, k: nisa.tensor_copy(o, nl.gather_flattened(d, k)), [out(128, 11, dtype=dtype)], x, i)
     np.testing.assert_array_equal(got, want)
 

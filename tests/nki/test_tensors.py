@@ -61,8 +61,13 @@ CHIP_VIEWS = {
         lambda x: x.transpose(0, 2, 1),
     ),
     "view": (lambda t: t.view(nl.bfloat16)[:, :, 1::2], lambda x: (x.view(np.uint16)[:, :, 1::2]).view("bfloat16")),
-    "ap": (lambda t: t.ap([[60, 8], [7, 3], [2, 4]], 5), lambda x: np.stack([[[x.reshape(8, 60)[p, 5 + 7 * i + 2 * j] for j in range(4)] for i in range(3)] for p in range(8)])),
-}  # fmt: skip
+    "ap": (
+        lambda t: t.ap([[60, 8], [7, 3], [2, 4]], 5),
+        lambda x: np.stack(
+            [[[x.reshape(8, 60)[p, 5 + 7 * i + 2 * j] for j in range(4)] for i in range(3)] for p in range(8)]
+        ),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CHIP_VIEWS)

@@ -6,7 +6,14 @@ import re
 
 import pytest
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/errors.md", "docs/porting.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/errors.md",
+    "docs/operators.md",
+    "docs/porting.md",
+]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -22,9 +29,10 @@ def test_files_named_are_there(root, name):
         assert (root / path).exists(), path
 
 
-def test_environment_is_current(root, python):
-    run = python("-m", "torchneuron", "env", "--markdown")
-    assert (root / "docs/environment.md").read_text() == run.stdout, "run `make docs`"
+@pytest.mark.parametrize(("command", "document"), [("env", "environment"), ("ops", "operators")])
+def test_generated_documents_are_current(root, python, command, document):
+    run = python("-m", "torchneuron", command, "--markdown")
+    assert (root / f"docs/{document}.md").read_text() == run.stdout, "run `make docs`"
 
 
 def test_porting_example_runs(root, python):

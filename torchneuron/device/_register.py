@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from torchneuron import _C, env
-from torchneuron.device import _patches, _sharing
+from torchneuron import _C, distributed, env
+from torchneuron.device import _lazy, _patches, _sharing
 
 # HBM of one logical core of trn2.48xlarge: 96 GiB a chip, four logical cores (LNC 2) a chip.
 _CORE_MEMORY = 24 << 30
@@ -39,3 +39,5 @@ def register(module_name: str) -> None:
     torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.neuron)
     _sharing.register()
     _patches.apply()
+    _lazy.install()
+    distributed.register()

@@ -163,7 +163,7 @@ class Unhashable(Exception):
 
 
 def key(value: object) -> object:
-    """A hashable stand-in for an argument: arrays by signature, everything else by value. Unhashable if there is none."""
+    """A hashable stand-in for an argument: arrays by signature, the rest by value. Unhashable if there is none."""
     if is_array(value):
         return ("array", signature(value), is_torch(value))
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""`torchneuron nki run|profile kernel.py`: kernels from the shell."""
+"""`torchneuron nki run|profile kernel.py` and the generated documents: kernels from the shell."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from .profile import Profile, profile
 from .report import summary
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Adds the command `nki` with its subcommands."""
-    nki = subparsers.add_parser("nki", help="run NKI kernels on the software NeuronCore and predict their time")
-    commands = nki.add_subparsers(dest="nki_command", required=True)
+def main(arguments: list[str]) -> int:
+    """The command: parses `arguments`, runs, returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="torchneuron nki", description="run NKI kernels on the software NeuronCore and predict their time"
+    )
+    commands = parser.add_subparsers(required=True)
     for name, text, handler in (
         ("run", "run a kernel step by step, with all checks, on random inputs", _run),
         ("profile", "predict a kernel's time on trn1, trn2 and trn3", _profile),
@@ -35,10 +37,31 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         c.set_defaults(handler=handler)
         if name == "profile":
             c.add_argument("--target", action="append", choices=targets.NAMES, help="default: all")
-            c.add_argument("--html", type=Path, help="write the timeline as a page (one target: --target)")
-            c.add_argument("--perfetto", type=Path, help="write the timeline as a Perfetto trace")
+            c.add_argument("--html", type=Path, help="write the timeline as a page (of the last target)")
+            c.add_argument("--perfetto", type=Path, help="write the timeline as a Perfetto trace (of the last target)")
         else:
             c.add_argument("--target", default="trn3", choices=targets.NAMES)
+    for name, text, handler in (
+        ("isa", "print the instruction table as Markdown", _isa),
+        ("fidelity", "print predictions beside published measurements as Markdown", _fidelity),
+    ):
+        commands.add_parser(name, help=text, description=text).set_defaults(handler=handler)
+    args = parser.parse_args(arguments)
+    return args.handler(args)
+
+
+def _isa(args: argparse.Namespace) -> int:
+    from .isa_table import markdown
+
+    print(markdown(), end="")
+    return 0
+
+
+def _fidelity(args: argparse.Namespace) -> int:
+    from ..perf.fidelity import markdown
+
+    print(markdown(), end="")
+    return 0
 
 
 def load_kernel(path: Path, name: str | None) -> tuple[Kernel, object]:

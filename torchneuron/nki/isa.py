@@ -92,7 +92,10 @@ def dma_copy(
     """
     _written(dst)
     return current().emit(
-        "dma_copy", 0, (_tile(dst, "dst"), _tile(src, "src")), {"oob_mode": _code(oob_mode), "dge_mode": _code(dge_mode)}
+        "dma_copy",
+        0,
+        (_tile(dst, "dst"), _tile(src, "src")),
+        {"oob_mode": _code(oob_mode), "dge_mode": _code(dge_mode)},
     )
 
 
@@ -256,7 +259,9 @@ def nc_transpose(
     dst: NkiTensor, data: NkiTensor, engine: engine = engine.unknown, name: str | None = None
 ) -> Instruction:
     """dst[F, P] = data[P, F].T, same dtype. TensorE writes PSUM, up to 128 x 128; VectorE up to 32 x 32."""
-    e = _code(engine) or (_core.ENGINES["tensor"] if dst.buffer is psum and data.buffer is not psum else _core.ENGINES["vector"])
+    e = _code(engine) or (
+        _core.ENGINES["tensor"] if dst.buffer is psum and data.buffer is not psum else _core.ENGINES["vector"]
+    )
     _written(dst)
     return current().emit("nc_transpose", e, (_tile(dst, "dst"), _tile(data, "data")))
 
@@ -336,8 +341,8 @@ def activation(
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
     name: str | None = None,
 ) -> Instruction:
-    """dst = op(data * scale + bias). reduce_cmd adds the results of a partition to ScalarE's register; reduce_res [P, 1]
-    gets the register."""
+    """dst = op(data * scale + bias). reduce_cmd adds the results of a partition to ScalarE's register, which reduce_res
+    [P, 1] gets."""
     _written(dst, reduce_res)
     return current().emit(
         "activation", 0,

@@ -9,6 +9,8 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from .. import _core
 from ..perf import targets
 from . import arrays, dtypes, errors
@@ -19,10 +21,8 @@ from .tensor import NkiTensor, allocate
 
 def _tensor_of(session: Session, given: arrays.Input) -> NkiTensor:
     """A caller's array as an HBM tensor of a session."""
-    import numpy as np
-
     size = int(np.prod(given.shape, dtype=np.int64)) * given.dtype.itemsize
-    if size:
+    if size and given.memory is not None:
         raw = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * size).from_address(given.pointer))
     else:
         raw = np.empty(0, np.uint8)
@@ -58,6 +58,11 @@ def _map_result(value: object, f: Callable[[object], object]) -> object:
     if isinstance(value, dict):
         return {k: _map_result(v, f) for k, v in value.items()}
     return value
+
+
+def _result_of(inputs: list[int], t: NkiTensor) -> object:
+    """What stands for a returned tensor; inputs: storages of the arguments."""
+    return _Argument(inputs.index(t.storage.id)) if t.storage.id in inputs else arrays.Output(t)
 
 
 class Kernel:
@@ -176,10 +181,7 @@ class Kernel:
             written = [i for i, t in enumerate(tensors) if t.storage.written]
             traced.written = sorted({*traced.written, *written})
             if core == 0:
-                traced.result = _map_result(
-                    result,
-                    lambda t: _Argument(ids.index(t.storage.id)) if t.storage.id in ids else arrays.Output(t),
-                )
+                traced.result = _map_result(result, functools.partial(_result_of, ids))
             for s in session.storages:  # what was traced holds no data
                 if s.id not in session.constants:
                     s.array = None
@@ -281,7 +283,9 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
                         if source is not None and t.shape == source.shape:
                             return source.array
                         if t.on_chip:
-                            raise errors.NkiValidationError(f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}")
+                            raise errors.NkiValidationError(
+                                f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}"
+                            )
                         return lambda: arrays.as_result(arrays.Output(t), t.storage.array, like)
 
                     results[rank] = _map_result(out, result)
@@ -315,7 +319,9 @@ def _swap_inputs(value: object, swap: Callable[[object], object]) -> object:
     if isinstance(value, dict):
         return {k: _swap_inputs(v, swap) for k, v in value.items()}
     fields = getattr(value, "__dict__", None)
-    if fields and any(isinstance(v, (arrays.Input, list, tuple, dict)) or hasattr(v, "__dict__") for v in fields.values()):
+    if fields and any(
+        isinstance(v, (arrays.Input, list, tuple, dict)) or hasattr(v, "__dict__") for v in fields.values()
+    ):
         if not callable(value) and not isinstance(value, type):
             import copy
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from .. import _core
-from . import dtypes, isa, ops
+from . import dtypes, isa
 from .dtypes import (  # noqa: F401
     bfloat16,
     bool_,
@@ -39,7 +39,7 @@ from .dtypes import (  # noqa: F401
 from .errors import DataDependentError, NkiValidationError
 from .ops import Op
 from .session import Buffer, current, hbm, psum, sbuf, shared_hbm
-from .tensor import NkiTensor, Register, allocate, ds
+from .tensor import NkiTensor, Register, allocate
 
 private_hbm = hbm
 bool = bool_
@@ -52,9 +52,11 @@ class _TileSize:
 
     pmax = _core.PARTITIONS
     psum_num_banks = property(
-        lambda self: 7
-        if os.environ.get("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE") == "true" and _target().generation >= 3
-        else _core.PSUM_BANKS
+        lambda self: (
+            7
+            if os.environ.get("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE") == "true" and _target().generation >= 3
+            else _core.PSUM_BANKS
+        )
     )
     psum_bank_fmax_bytes = _core.PSUM_BANK_BYTES
     psum_bank_fmax = psum_fmax = _core.PSUM_BANK_BYTES // 4
@@ -245,9 +247,7 @@ def affine_range(start: int, stop: int | None = None, step: int = 1) -> builtins
 sequential_range = static_range = affine_range
 
 
-def dynamic_range(
-    start: int | Register, stop: int | Register | None = None, step: int = 1
-) -> Iterator[Register]:
+def dynamic_range(start: int | Register, stop: int | Register | None = None, step: int = 1) -> Iterator[Register]:
     """A loop that the device runs; the index is a register that cannot be written. step: a positive number."""
     if stop is None:
         start, stop = 0, start
@@ -382,7 +382,10 @@ def _unary(name: str, function: str | None = None, alu: str | None = None) -> Op
     def body(x: NkiTensor, dtype: object = None) -> NkiTensor:
         out = _result(x.shape, dtypes.dtype(dtype) if dtype is not None else x.dtype)
         current().emit(
-            "activation", 0, (out.access(), x.access(), None, 1.0, None), {"function": _core.FUNCTIONS[function or name]}
+            "activation",
+            0,
+            (out.access(), x.access(), None, 1.0, None),
+            {"function": _core.FUNCTIONS[function or name]},
         )
         return out
 
@@ -405,9 +408,7 @@ sigmoid, relu, gelu, gelu_dx, silu, silu_dx = (
 )
 gelu_apprx_sigmoid, gelu_apprx_tanh = _unary("gelu_apprx_sigmoid"), _unary("gelu_apprx_tanh")
 gelu_apprx_sigmoid_dx = _unary("gelu_apprx_sigmoid_dx")
-softplus, mish, erf, erf_dx, arctan, sign = (
-    _unary(n) for n in ("softplus", "mish", "erf", "erf_dx", "arctan", "sign")
-)
+softplus, mish, erf, erf_dx, arctan, sign = (_unary(n) for n in ("softplus", "mish", "erf", "erf_dx", "arctan", "sign"))
 ceil, floor, trunc, negative, logical_not = (_unary(n) for n in ("ceil", "floor", "trunc", "negative", "logical_not"))
 cos, tan = _unary("cos", "cos_reduced"), _unary("tan", "tan_reduced")
 prelu = _unary("prelu")

@@ -83,7 +83,9 @@ class Profile:
             {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
             for name, tid in tracks.items()
         ]
-        events.append({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{self.kernel} on {self.target}"}})
+        events.append(
+            {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{self.kernel} on {self.target}"}}
+        )
         for e in self.instructions:
             events.append(
                 {"ph": "X", "pid": 1, "tid": tracks[e.engine], "name": e.name, "ts": e.start, "dur": e.end - e.start,

@@ -47,7 +47,9 @@ class Storage:
         "id", "name", "named", "buffer", "shape", "dtype", "row_elements", "array", "written", "session", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, session: Session, name: str, buffer: Buffer, shape: tuple[int, ...], dtype: dtypes.DType) -> None:
+    def __init__(
+        self, session: Session, name: str, buffer: Buffer, shape: tuple[int, ...], dtype: dtypes.DType
+    ) -> None:
         self.session, self.name, self.buffer, self.shape, self.dtype = session, name, buffer, shape, dtype
         self.row_elements = int(np.prod(shape[1:], dtype=np.int64)) if buffer.on_chip else 0
         self.array: np.ndarray | None = None  # bytes of HBM
@@ -204,9 +206,7 @@ class Session:
             self.core.bind(storage.id, array.ctypes.data)
         self.storages.append(weakref.ref(storage) if buffer.on_chip and self.step else storage)
         if not self.step and buffer.on_chip:
-            self.program.append(
-                OPCODES["allocate"], _core.ENGINES["sync"], (), {"reg": storage.id}, (), source
-            )
+            self.program.append(OPCODES["allocate"], _core.ENGINES["sync"], (), {"reg": storage.id}, (), source)
         return storage
 
     def _hbm(self, size: int, buffer: Buffer, name: str) -> np.ndarray:

@@ -57,7 +57,8 @@ class Register:
         return r
 
     def __repr__(self) -> str:
-        return f"VirtualRegister(r{self.id}{'' if self.scale == 1 else f'*{self.scale}'}{f'+{self.offset}' if self.offset else ''})"
+        scale, offset = ("" if self.scale == 1 else f"*{self.scale}"), (f"+{self.offset}" if self.offset else "")
+        return f"VirtualRegister(r{self.id}{scale}{offset})"
 
 
 class ds:
@@ -234,7 +235,8 @@ class NkiTensor:
                     start = int(k.start)
                     if start < 0 or start + k.size > n:
                         raise errors.NkiOutOfBoundsError(
-                            f"slice {start}:{start + k.size} is out of bounds for dimension {d} of size {n} ({self.name})"
+                            f"slice {start}:{start + k.size} is out of bounds for dimension {d} of size {n} "
+                            f"({self.name})"
                         )
                     offset += start * stride
                 shape.append(int(k.size))
@@ -312,7 +314,9 @@ class NkiTensor:
         s, e = self._dim(start), self._dim(end)
         n = math.prod(self.shape[s : e + 1])
         stride = _reshaped_strides(self.shape[s : e + 1], self.strides[s : e + 1], (n,))
-        return self._view((*self.shape[:s], n, *self.shape[e + 1 :]), (*self.strides[:s], *stride, *self.strides[e + 1 :]))
+        return self._view(
+            (*self.shape[:s], n, *self.shape[e + 1 :]), (*self.strides[:s], *stride, *self.strides[e + 1 :])
+        )
 
     def permute(self, dims: Sequence[int]) -> NkiTensor:
         """Dimensions in another order; on chip the first stays."""

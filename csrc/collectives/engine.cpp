@@ -1,0 +1,198 @@
+#include "engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace neuron::collectives {
+
+namespace {
+constexpr int64_t kSpinNs = 60'000;             // a wake-up costs about 30 us
+constexpr int kCrowdedYields = 30;              // turns that a driver gives its core away before it sleeps
+constexpr int64_t kCheckPeriodNs = 20'000'000;  // how often deadlines and peers are looked at
+constexpr int64_t kPollNs = 50'000;             // longest sleep while the network has to be polled
+}  // namespace
+
+int64_t clock_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+Engine::~Engine() { stop(); }
+
+void Engine::stop() {
+  {
+    std::lock_guard lock(state_mutex_);
+    stopped_ = true;
+  }
+  wake_.notify_all();
+  doorbell_.ring();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Engine::submit(std::shared_ptr<Op> op) {
+  release_retired();
+  {
+    std::lock_guard lock(inbox_mutex_);
+    inbox_.push_back(std::move(op));
+  }
+  pending_.fetch_add(1);
+  inbox_filled_.store(true, std::memory_order_release);
+}
+
+void Engine::kick() {
+  {
+    std::lock_guard lock(state_mutex_);
+    kicked_ = true;
+    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  }
+  wake_.notify_one();
+  doorbell_.ring();
+}
+
+bool Engine::step_all(Finished& finished) {
+  const uint64_t before = Strand::resumptions();
+  if (inbox_filled_.exchange(false, std::memory_order_acquire)) {
+    std::lock_guard lock(inbox_mutex_);
+    std::move(inbox_.begin(), inbox_.end(), std::back_inserter(active_));
+    inbox_.clear();
+  }
+  bool ended = false;
+  for (auto& op : active_) {
+    op->step();
+    ended |= op->finished();
+  }
+  if (ended) {
+    auto rest = std::stable_partition(active_.begin(), active_.end(), [](auto& op) { return !op->finished(); });
+    std::move(rest, active_.end(), std::back_inserter(finished));
+    active_.erase(rest, active_.end());
+  }
+  bool moved = poller_ && poller_();
+  return moved || Strand::resumptions() != before;
+}
+
+void Engine::check_health(Finished& finished, int64_t now) {
+  next_check_ns_ = now + kCheckPeriodNs;
+  for (auto& op : active_) {
+    std::exception_ptr error = op->health(now);
+    if (!error) continue;
+    // What the peer did before it died counts.
+    while (op->step()) {
+    }
+    op->fail(error);
+  }
+  step_all(finished);
+}
+
+void Engine::turn(Finished& finished, bool background) {
+  if (step_all(finished) || !finished.empty()) {
+    idle_since_ns_ = 0;
+    return;
+  }
+  const int64_t now = clock_ns();
+  if (now >= next_check_ns_) return check_health(finished, now);
+  if (!background && !crowded_) {
+    if (!idle_since_ns_) idle_since_ns_ = now;
+    if (now - idle_since_ns_ < kSpinNs) return;
+  } else if (!background && idle_since_ns_ < kCrowdedYields) {
+    idle_since_ns_++;
+    sched_yield();
+    return;
+  }
+  const uint32_t seen = doorbell_.announce();
+  if (step_all(finished) || inbox_filled_.load(std::memory_order_acquire)) {
+    doorbell_.stay_awake();
+  } else {
+    doorbell_.sleep(seen, poller_ ? kPollNs : std::max<int64_t>(next_check_ns_ - now, 1000));
+  }
+}
+
+void Engine::deliver(Finished& finished) {
+  if (finished.empty()) return;
+  for (auto& op : finished) {
+    op->completed();
+    op->done_.store(true, std::memory_order_release);
+  }
+  pending_.fetch_sub(finished.size());
+  {
+    std::lock_guard lock(inbox_mutex_);
+    std::move(finished.begin(), finished.end(), std::back_inserter(retired_));
+  }
+  finished.clear();
+  std::lock_guard lock(state_mutex_);
+  progress_.notify_all();
+}
+
+void Engine::wait(const Op& op) {
+  while (!wait_for(op, INT64_MAX)) {
+  }
+}
+
+bool Engine::wait_for(const Op& op, int64_t ns) {
+  if (op.done()) return true;
+  const int64_t start = clock_ns();
+  int64_t next_interrupt = start + kCheckPeriodNs;
+  struct Waiter {
+    Engine& engine;
+    explicit Waiter(Engine& e) : engine(e) { engine.waiters_.fetch_add(1); }
+    ~Waiter() {
+      if (engine.waiters_.fetch_sub(1) == 1 && engine.pending_.load() > 0) engine.kick();
+    }
+  } waiter(*this);
+  Finished finished;
+  while (!op.done()) {
+    {
+      std::unique_lock right(drive_, std::try_to_lock);
+      if (right) {
+        turn(finished, false);
+      } else {
+        doorbell_.ring();  // the background thread gives way
+        std::unique_lock lock(state_mutex_);
+        progress_.wait_for(lock, std::chrono::microseconds(200), [&] { return op.done(); });
+      }
+    }
+    deliver(finished);
+    const int64_t now = clock_ns();
+    if (now - start >= ns) return op.done();
+    if (now >= next_interrupt) {
+      next_interrupt = now + kCheckPeriodNs;
+      if (interrupt_check_) interrupt_check_();
+    }
+  }
+  release_retired();
+  return true;
+}
+
+void Engine::release_retired() {
+  Finished garbage;
+  std::lock_guard lock(inbox_mutex_);
+  garbage.swap(retired_);
+}
+
+void Engine::set_poller(std::function<bool()> poller) {
+  std::lock_guard right(drive_);
+  poller_ = std::move(poller);
+}
+
+void Engine::loop() {
+  Finished finished;
+  while (true) {
+    {
+      std::unique_lock lock(state_mutex_);
+      wake_.wait(lock, [&] { return stopped_ || (kicked_ && waiters_.load() == 0); });
+      if (stopped_) return;
+      if (pending_.load() == 0) {
+        kicked_ = false;
+        continue;
+      }
+    }
+    {
+      std::lock_guard right(drive_);
+      if (waiters_.load() == 0) turn(finished, true);
+    }
+    deliver(finished);
+  }
+}
+
+}  // namespace neuron::collectives

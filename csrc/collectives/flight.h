@@ -1,0 +1,35 @@
+// The flight record of a rank in a group: its last operations, where its peers can read them, also after its death.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "types.h"
+
+namespace neuron::collectives {
+
+struct alignas(64) FlightMemory {
+  struct Entry {
+    uint64_t number;
+    Signature signature;
+    int64_t started_ns;
+    std::atomic<int64_t> ended_ns;  // 0 while it runs
+  };
+  static constexpr uint64_t kEntries = 32;
+  std::atomic<uint64_t> count{0};
+  Entry entries[kEntries]{};
+  std::atomic<bool> failed{false};  // the rank has given the group up, for the reason below
+  char reason[512]{};
+};
+
+// Records an operation; returns its place for `flight_end`.
+uint64_t flight_begin(FlightMemory& record, uint64_t number, const Signature& signature, int64_t now);
+void flight_end(FlightMemory& record, uint64_t place, int64_t now);
+// "in all_reduce #3 (1024 x float32, sum) for 2.0 s" or what it did last.
+std::string flight_summary(const FlightMemory& record, int64_t now);
+// "all_reduce #3 (1024 x float32, sum)"
+std::string describe(const Signature& signature, uint64_t number);
+
+}  // namespace neuron::collectives

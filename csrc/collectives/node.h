@@ -1,0 +1,46 @@
+// What the process has once, whatever the number of groups: its shared memory, the engine, the mapped peers. No torch
+// here.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "engine.h"
+#include "fabric.h"
+#include "segment.h"
+
+namespace neuron::collectives {
+
+class Node {
+ public:
+  // Made at the first use. Throws in a child forked after that.
+  static Node& get();
+  // Ends the background thread of the process's node, if it has one.
+  static void stop();
+
+  const std::shared_ptr<Segment>& segment() const { return segment_; }
+  Engine& engine() { return engine_; }
+  // A peer's segment; mapped once, also if several groups share the peer.
+  std::shared_ptr<Segment> peer(const SegmentAddress& address);
+  // The endpoint for other hosts, opened at the first call. Throws if there is no libfabric.
+  Fabric& fabric();
+  // Identity of this host: ranks with equal identities reach each other's memory.
+  const std::string& host() const { return host_; }
+  // Tells how many ranks this host has, as far as a group knows.
+  void note_local_ranks(int ranks);
+
+ private:
+  Node();
+  static std::atomic<Node*> made_;
+  std::string host_;
+  std::shared_ptr<Segment> segment_;
+  Engine engine_;
+  std::mutex mutex_;
+  std::map<std::array<uint8_t, 16>, std::weak_ptr<Segment>> peers_;
+  std::unique_ptr<Fabric> fabric_;
+  int local_ranks_ = 1;
+};
+
+}  // namespace neuron::collectives
