@@ -46,7 +46,7 @@ std::optional<Algorithm> algorithm_named(std::string_view name) {
 
 [[noreturn]] void refuse(std::string_view entry) {
   std::string known;
-  for (auto n : kNames) known += " " + std::string(n);
+  for (auto n : kNames) known.append(" ").append(n);
   throw std::invalid_argument(std::string(kVariable) + ": '" + std::string(entry) +
                               "' is not <operation>=<algorithm> with an algorithm that the operation has; algorithms are" + known);
 }
