@@ -90,8 +90,8 @@ def _prepare(operation: str, size: int, dtype: Any, device: Any, group: Any) -> 
     other = torch.empty_like(whole)
     return {
         "all_reduce": lambda: dist.all_reduce(whole, op=dist.ReduceOp.MAX, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, piece, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(piece, whole, op=dist.ReduceOp.MAX, group=group),
+        "all_gather": lambda: dist.all_gather_single(whole, piece, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(piece, whole, op=dist.ReduceOp.MAX, group=group),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
         "broadcast": lambda: dist.broadcast(whole, 0, group=group),
     }[operation]
@@ -136,15 +136,15 @@ def table(rows: list[dict], ranks: int, hosts: int, dtype: str, itemsize: int) -
         lines += [f"{operation}, {ranks} ranks", head]
         bandwidths = []
         for r in (r for r in rows if r["operation"] == operation):
-            algorithm_bandwidth = r["bytes"] / r["neuron_s"] / 1e9
-            bandwidths.append(algorithm_bandwidth * bus_factor(operation, ranks))
-            other = r.get("gloo_s")
-            near = predicted_seconds(operation, r["bytes"], ranks, 1)
-            far = predicted_seconds(operation, r["bytes"], ranks * hosts, hosts)
+            size, seconds, gloo = r["bytes"], r["neuron_s"], r.get("gloo_s")
+            bandwidth = size / seconds / 1e9
+            bandwidths.append(bandwidth * bus_factor(operation, ranks))
+            near = predicted_seconds(operation, size, ranks, 1)
+            far = predicted_seconds(operation, size, ranks * hosts, hosts)
+            beside = (f"{gloo * 1e6:.1f}", f"{gloo / seconds:.1f}x") if gloo else ("-", "-")
             lines.append(
-                f"{r['bytes']:>12} {r['bytes'] // itemsize:>13} {dtype:>9} {r['neuron_s'] * 1e6:>10.1f} "
-                f"{algorithm_bandwidth:>12.2f} {bandwidths[-1]:>12.2f} {r['algorithm']:>12} "
-                f"{f'{other * 1e6:.1f}' if other else '-':>10} {f'{other / r['neuron_s']:.1f}x' if other else '-':>8} "
+                f"{size:>12} {size // itemsize:>13} {dtype:>9} {seconds * 1e6:>10.1f} {bandwidth:>12.2f} "
+                f"{bandwidths[-1]:>12.2f} {r['algorithm']:>12} {beside[0]:>10} {beside[1]:>8} "
                 f"{near * 1e6:>9.1f} {far * 1e6:>11.1f}"
             )
         lines += [f"Avg bus bandwidth: {statistics.mean(bandwidths):.2f} GB/s", ""]
