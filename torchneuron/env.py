@@ -99,6 +99,27 @@ MEMORY_BYTES = Variable(
     "Memory of each device in bytes.",
     "the target's 24 GiB per core, or this device's share of the machine's memory if that is less",
 )
+INTERFACE = Variable(
+    "TORCH_NEURON_INTERFACE",
+    None,
+    str,
+    "Network interface that collectives between hosts are confined to.",
+    "the one that reaches `MASTER_ADDR`",
+)
+COLLECTIVE_ALGORITHM = Variable(
+    "TORCH_NEURON_COLLECTIVE_ALGORITHM",
+    None,
+    str,
+    "Overrides the choice of algorithms, as `all_reduce=ring,broadcast=tree`; docs/distributed.md lists them.",
+    "by operation, size and topology",
+)
+HOST = Variable(
+    "TORCH_NEURON_HOST",
+    None,
+    str,
+    "Name of this host for the ranks of a job: ranks with equal names share memory.",
+    "the kernel's boot, process namespace and network namespace",
+)
 AUTOLOAD = Variable(
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
     True,
@@ -107,7 +128,7 @@ AUTOLOAD = Variable(
     "`import torchneuron.device` then loads this one.",
 )
 
-VARIABLES = [NUM_CORES, VISIBLE_CORES, LOCAL_WORLD_SIZE, LAUNCH_BLOCKING, STRICT, MEMORY_BYTES, AUTOLOAD]
+VARIABLES = [NUM_CORES, VISIBLE_CORES, LOCAL_WORLD_SIZE, LAUNCH_BLOCKING, STRICT, MEMORY_BYTES, INTERFACE, COLLECTIVE_ALGORITHM, HOST, AUTOLOAD]
 
 
 def device_count() -> int:
