@@ -62,7 +62,8 @@ VISIBLE_CORES = Variable(
     "NEURON_RT_VISIBLE_CORES",
     None,
     _core_list,
-    "Cores this process may use, as `0-3` or `4,5`; their number is the number of devices. Wins over `NEURON_RT_NUM_CORES`.",
+    "Cores this process may use, as `0-3` or `4,5`; their number is the number of devices. "
+    "Wins over `NEURON_RT_NUM_CORES`.",
     "unset",
 )
 LOCAL_WORLD_SIZE = Variable(
@@ -91,7 +92,8 @@ AUTOLOAD = Variable(
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
     True,
     _flag,
-    "PyTorch's own switch: `0` keeps `import torch` from loading any backend; `import torchneuron.device` then loads this one.",
+    "PyTorch's own switch: `0` keeps `import torch` from loading any backend; "
+    "`import torchneuron.device` then loads this one.",
 )
 
 VARIABLES = [NUM_CORES, VISIBLE_CORES, LOCAL_WORLD_SIZE, LAUNCH_BLOCKING, STRICT, MEMORY_BYTES, AUTOLOAD]

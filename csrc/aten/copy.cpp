@@ -3,7 +3,6 @@
 // Both ends are host-addressable, so PyTorch's CPU copy does the work. Big plain copies between pinned and device
 // memory that the caller declares non_blocking go to the stream and overlap with the host; all others happen here.
 #include <ATen/core/CachingHostAllocator.h>
-#include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/item.h>
@@ -139,10 +138,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { register_copies(m); }
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) { register_copies(m); }
 TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) { register_copies(m); }
-TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
-  register_copies(m);
-  // Sizes and strides of a nested tensor are on the host for every device; the buffer is moved and cast.
-  m.impl("_to_copy", TORCH_FN(at::native::_to_copy_nested));
-}
+TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) { register_copies(m); }
 
 }  // namespace neuron

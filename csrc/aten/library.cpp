@@ -40,6 +40,13 @@ const std::set<std::pair<std::string, std::string>> kHostArguments = {
     {"aten::_foreach_addcmul_", "scalars"},
     {"aten::_foreach_copy_", "self"},
     {"aten::_foreach_copy_", "src"},
+    {"aten::_nested_view_from_buffer", "nested_size"},
+    {"aten::_nested_view_from_buffer", "nested_strides"},
+    {"aten::_nested_view_from_buffer", "offsets"},
+    {"aten::_nested_view_from_buffer_copy", "nested_size"},
+    {"aten::_nested_view_from_buffer_copy", "nested_strides"},
+    {"aten::_nested_view_from_buffer_copy", "offsets"},
+    {"aten::_nested_from_padded", "cpu_nested_shape_example"},
     {"aten::set_", "source"},
     {"aten::_coalesced", "self"},
 };
@@ -56,6 +63,8 @@ bool whole_composite(const std::string& name) {
       "aten::convolution_backward_overrideable",
       // Its out= form names the device types that it knows.
       "aten::mode",
+      // Calls a kernel table that has no entry for our device.
+      "aten::conj_physical_",
   };
   return names.count(name) || name.rfind("aten::_foreach_", 0) == 0;
 }

@@ -2,6 +2,8 @@
 
 #include <mutex>
 
+#include "graph.h"
+
 namespace neuron {
 
 namespace {
@@ -36,6 +38,10 @@ c10::intrusive_ptr<c10::StorageImpl> borrow(const c10::StorageImpl& storage, voi
 }  // namespace
 
 void NeuronStorage::release_resources() {
+  // Memory taken over from a CPU storage that is still held goes back to it: a kernel may return a tensor that it
+  // keeps. A graph under capture holds twins too, but its pool keeps the memory.
+  if (C10_UNLIKELY(twin_ && twin_.use_count() > 1 && twin_->data() == data() && !current_capture()))
+    twin_->set_data_ptr_noswap(renamed(set_data_ptr({}), c10::Device(c10::kCPU)));
   twin_.reset();
   c10::StorageImpl::release_resources();
 }

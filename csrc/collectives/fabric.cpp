@@ -100,7 +100,7 @@ std::string network_address() {
   return {};
 }
 
-FabricLink::FabricLink(Fabric& fabric, const Secret& secret, int me, std::map<int, std::string> addresses)
+FabricLink::FabricLink(Fabric& fabric, const Secret& secret, int me, const std::map<int, std::string>& addresses)
     : fabric_(fabric), secret_(secret), me_(me) {
   for (auto& [rank, address] : addresses) peers_[rank] = fabric_.connect(address);
 }
@@ -110,39 +110,14 @@ uint64_t FabricLink::wire_tag(int from, int to, uint64_t tag) const {
   return keyed_hash(secret_, parts, sizeof parts);
 }
 
-namespace {
-struct Busy {
-  std::map<int, int>& counts;
-  int rank;
-  Busy(std::map<int, int>& c, int r) : counts(c), rank(r) { counts[r]++; }
-  ~Busy() {
-    if (--counts[rank] == 0) counts.erase(rank);
-  }
-};
-}  // namespace
-
 Task<> FabricLink::send(int to, uint64_t tag, const std::byte* data, size_t bytes) {
-  Busy busy(busy_, to);
-  co_await fabric_.send(peers_.at(to), wire_tag(me_, to, tag), data, bytes, to);
+  return fabric_.send(peers_.at(to), wire_tag(me_, to, tag), data, bytes, to);
 }
 
-Task<int> FabricLink::receive(int from, uint64_t tag, std::byte* data, size_t bytes) {
-  // From anybody: asks one rank after the other whether it has sent.
-  while (from == kAnySource)
-    for (auto& [rank, peer] : peers_)
-      if (co_await fabric_.probe(peer, wire_tag(rank, me_, tag))) {
-        from = rank;
-        break;
-      }
-  Busy busy(busy_, from);
-  co_await fabric_.receive(peers_.at(from), wire_tag(from, me_, tag), data, bytes, from);
-  co_return from;
+Task<> FabricLink::receive(int from, uint64_t tag, std::byte* data, size_t bytes) {
+  return fabric_.receive(peers_.at(from), wire_tag(from, me_, tag), data, bytes, from);
 }
 
-std::vector<int> FabricLink::busy() const {
-  std::vector<int> out;
-  for (auto& [rank, count] : busy_) out.push_back(rank);
-  return out;
-}
+Task<bool> FabricLink::probe(int from, uint64_t tag) { return fabric_.probe(peers_.at(from), wire_tag(from, me_, tag)); }
 
 }  // namespace neuron::collectives

@@ -1,8 +1,8 @@
 // Messages between hosts through libfabric: provider `tcp` on any network, `efa` on AWS.
 //
-// The library is loaded at run time; where it is missing, ranks of one host still work. libfabric matches messages by tag;
-// the tag is a keyed hash of the group's secret, the ranks and the user's tag, so nobody who cannot read the job's store
-// can place a message, and messages of different groups never meet.
+// The library is loaded at run time; where it is missing, ranks of one host still work. libfabric matches messages by
+// tag; the tag is a keyed hash of the group's secret, the ranks and the user's tag, so nobody who cannot read the job's
+// store can place a message, and messages of different groups never meet.
 #pragma once
 
 #include <array>
@@ -43,13 +43,13 @@ class Fabric {
 // The local address of the interface named by TORCH_NEURON_INTERFACE, or else of the one that reaches MASTER_ADDR.
 std::string network_address();
 
-class FabricLink final : public Link {
+// The messages of a group to ranks of other hosts.
+class FabricLink {
  public:
-  FabricLink(Fabric& fabric, const Secret& secret, int me, std::map<int, std::string> addresses);
-  Task<> send(int to, uint64_t tag, const std::byte* data, size_t bytes) override;
-  Task<int> receive(int from, uint64_t tag, std::byte* data, size_t bytes) override;
-  // Ranks whose messages are under way.
-  std::vector<int> busy() const;
+  FabricLink(Fabric& fabric, const Secret& secret, int me, const std::map<int, std::string>& addresses);
+  Task<> send(int to, uint64_t tag, const std::byte* data, size_t bytes);
+  Task<> receive(int from, uint64_t tag, std::byte* data, size_t bytes);
+  Task<bool> probe(int from, uint64_t tag);
 
  private:
   uint64_t wire_tag(int from, int to, uint64_t tag) const;
@@ -57,7 +57,6 @@ class FabricLink final : public Link {
   Secret secret_;
   int me_;
   std::map<int, uint64_t> peers_;
-  std::map<int, int> busy_;
 };
 
 }  // namespace neuron::collectives

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <new>
 
+#include "algorithms/hierarchical.h"
+#include "algorithms/link_algorithms.h"
 #include "algorithms/mesh.h"
 
 namespace neuron::collectives {
@@ -23,6 +25,7 @@ struct Card {
   char host[128]{};
   SegmentAddress segment;
   uint64_t flight = 0, board = 0, lanes = 0;
+  Secret secret{};  // the first rank's is the group's
 };
 
 std::string pack(const Card& card) { return {reinterpret_cast<const char*>(&card), sizeof card}; }
@@ -100,7 +103,7 @@ void GroupOp::completed() {
 }
 
 Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::get()) {
-  const int n = size(), me = rank();
+  const int n = size();
   Segment& own = *node_.segment();
   // Flight record, board and lanes of this rank, in one block.
   const size_t board_at = align(sizeof(FlightMemory)), lanes_at = board_at + align(sizeof(BoardMemory));
@@ -118,37 +121,85 @@ Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::g
   card.flight = block_;
   card.board = block_ + board_at;
   card.lanes = block_ + lanes_at;
+  random_bytes(card.secret.data(), card.secret.size());
   try {
-    const std::vector<std::string> texts = options_.exchange(pack(card));
-    std::vector<Board::Member> boards;
-    std::vector<Lanes::Member> lanes;
-    peers_.resize(n);
-    for (int r = 0; r < n; r++) {
-      const Card theirs = unpack(texts.at(r), r);
-      if (std::string(theirs.host) != card.host)
-        throw CommunicationError("neuron: rank " + std::to_string(r) + " runs on another host than rank " + std::to_string(me));
-      std::shared_ptr<Segment> segment;
-      try {
-        segment = node_.peer(theirs.segment);
-      } catch (const std::exception& e) {
-        throw CommunicationError("neuron: rank " + std::to_string(me) + " cannot reach rank " + std::to_string(r) + ": " + e.what());
-      }
-      peers_[r] = {segment, segment->at<FlightMemory>(theirs.flight)};
-      boards.push_back({segment, segment->at<BoardMemory>(theirs.board)});
-      lanes.push_back({r, segment, segment->at<LaneMemory>(theirs.lanes, n)});
-    }
-    node_.note_local_ranks(n);
-    board_ = std::make_unique<Board>(std::move(boards), me);
-    lanes_ = std::make_unique<Lanes>(std::move(lanes), me);
+    join(pack(card));
   } catch (...) {
     own.release(block_);
     throw;
   }
 }
 
+void Group::join(const std::string& own_card) {
+  const int n = size(), me = rank();
+  std::vector<Card> cards;
+  for (auto& text : options_.exchange("card", own_card)) cards.push_back(unpack(text, static_cast<int>(cards.size())));
+
+  std::vector<std::string> hosts;      // in order of their first rank
+  std::vector<std::vector<int>> ranks;  // of each host
+  for (int r = 0; r < n; r++) {
+    auto host = std::find(hosts.begin(), hosts.end(), cards[r].host);
+    if (host == hosts.end()) {
+      hosts.push_back(cards[r].host);
+      ranks.emplace_back();
+      host = hosts.end() - 1;
+    }
+    ranks[host - hosts.begin()].push_back(r);
+  }
+  for (auto& of_host : ranks)
+    if (std::find(of_host.begin(), of_host.end(), me) != of_host.end()) local_ranks_ = of_host;
+  topology_.ranks = n;
+  topology_.hosts = static_cast<int>(hosts.size());
+  topology_.even = std::all_of(ranks.begin(), ranks.end(), [&](auto& r) { return r.size() == ranks[0].size(); });
+  const int place = static_cast<int>(std::find(local_ranks_.begin(), local_ranks_.end(), me) - local_ranks_.begin());
+  if (topology_.even)
+    for (auto& of_host : ranks) across_ranks_.push_back(of_host[place]);
+
+  std::vector<Board::Member> boards;
+  std::vector<Lanes::Member> lanes;
+  std::set<int> remote;
+  peers_.resize(n);
+  for (int r = 0; r < n; r++) {
+    if (std::find(local_ranks_.begin(), local_ranks_.end(), r) == local_ranks_.end()) {
+      remote.insert(r);
+      continue;
+    }
+    try {
+      auto segment = node_.peer(cards[r].segment);
+      peers_[r] = {segment, segment->at<FlightMemory>(cards[r].flight)};
+      boards.push_back({segment, segment->at<BoardMemory>(cards[r].board)});
+      lanes.push_back({r, segment, segment->at<LaneMemory>(cards[r].lanes, n)});
+    } catch (const std::exception& e) {
+      throw CommunicationError("neuron: rank " + std::to_string(me) + " cannot reach rank " + std::to_string(r) + ": " + e.what());
+    }
+  }
+  node_.note_local_ranks(static_cast<int>(local_ranks_.size()));
+  board_ = std::make_unique<Board>(std::move(boards), place);
+
+  std::unique_ptr<FabricLink> fabric;
+  if (!remote.empty()) {
+    // Told to the others also if it fails, so that they do not wait.
+    std::string address, problem;
+    try {
+      address = node_.fabric().address();
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    const auto addresses = options_.exchange("address", problem.empty() ? "+" + address : "-" + problem);
+    std::map<int, std::string> reached;
+    for (int r = 0; r < n; r++) {
+      if (addresses[r].empty() || addresses[r][0] != '+')
+        throw CommunicationError("neuron: rank " + std::to_string(r) + " cannot reach other hosts: " + addresses[r].substr(1));
+      if (remote.count(r)) reached[r] = addresses[r].substr(1);
+    }
+    fabric = std::make_unique<FabricLink>(node_.fabric(), cards[0].secret, me, reached);
+  }
+  router_ = std::make_unique<Router>(std::make_unique<Lanes>(std::move(lanes), place), std::move(fabric), std::move(remote));
+}
+
 Group::~Group() {
   board_.reset();
-  lanes_.reset();
+  router_.reset();
   node_.segment()->release(block_);
 }
 
@@ -159,7 +210,51 @@ std::string Group::name_of_rank(int r) const {
   return out;
 }
 
-Task<> Group::collective(const Call& call, uint64_t number) { co_await mesh::run(*board_, number, call); }
+Task<> Group::collective(const Call& call, uint64_t number) {
+  const size_t bytes = call.signature.count * size_of(call.signature.dtype);
+  const Algorithm algorithm = choose(call.signature.kind, bytes, topology_);
+  if (algorithm == Algorithm::mesh) co_await mesh::run(*board_, number, call);  // members of the board are the ranks
+  else co_await over_link(algorithm, call, number);
+}
+
+Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number) {
+  // Space for the steps of one algorithm lies between the tags of two collectives.
+  Party party{*router_, {}, rank(), number << 16};
+  for (int r = 0; r < size(); r++) party.ranks.push_back(r);
+  const int n = size(), me = rank();
+  if (n > 1) {
+    // Each rank compares with its neighbour what they are about to do.
+    constexpr uint64_t kCompare = 0xffff;
+    Signature theirs;
+    const Signature ours = call.signature;
+    co_await exchange(party, (me + 1) % n, reinterpret_cast<const std::byte*>(&ours), sizeof ours, (me + n - 1) % n,
+                      reinterpret_cast<std::byte*>(&theirs), sizeof theirs, kCompare);
+    if (theirs != ours) throw Mismatch{(me + n - 1) % n, theirs};
+  }
+  switch (algorithm) {
+    case Algorithm::ring:
+      if (call.signature.kind == Kind::all_reduce) co_await ring::all_reduce(party, call);
+      else if (call.signature.kind == Kind::all_gather) co_await ring::all_gather(party, call);
+      else co_await ring::reduce_scatter(party, call);
+      break;
+    case Algorithm::doubling:
+      if (call.signature.kind == Kind::all_reduce) co_await doubling::all_reduce(party, call);
+      else co_await doubling::barrier(party);
+      break;
+    case Algorithm::tree:
+      if (call.signature.kind == Kind::broadcast) co_await tree::broadcast(party, call);
+      else co_await tree::reduce(party, call);
+      break;
+    case Algorithm::hierarchical: {
+      const int place = static_cast<int>(std::find(across_ranks_.begin(), across_ranks_.end(), me) - across_ranks_.begin());
+      Party across{*router_, across_ranks_, place, number << 16};
+      co_await hierarchical::all_reduce(*board_, across, number, call, n);
+      break;
+    }
+    default:
+      co_await direct::exchange_all(party, call);
+  }
+}
 
 Task<> Group::in_turn(std::vector<Call> calls, uint64_t number) {
   co_await until([&] { return turn_ == number; });
@@ -181,13 +276,13 @@ std::shared_ptr<GroupOp> Group::send(int to, int tag, DataType dtype, Piece data
   std::lock_guard lock(submit_mutex_);
   const Signature signature{Kind::send, dtype, Reduction::sum, to, data.bytes / size_of(dtype)};
   auto op = std::make_shared<GroupOp>(shared_from_this(), signature, messages_++,
-                                      lanes_->send(to, message_tag(tag), data.data, data.bytes), timeout_ns, std::move(done));
+                                      router_->send(to, message_tag(tag), data.data, data.bytes), timeout_ns, std::move(done));
   node_.engine().submit(op);
   return op;
 }
 
 Task<> Group::receive_into(int from, uint64_t tag, Piece data, std::shared_ptr<int> source) {
-  *source = co_await lanes_->receive(from, tag, data.data, data.bytes);
+  *source = co_await router_->receive(from, tag, data.data, data.bytes);
 }
 
 std::shared_ptr<GroupOp> Group::receive(int from, int tag, DataType dtype, Piece data, int64_t timeout_ns,
@@ -217,8 +312,12 @@ std::string Group::flight_report() const {
 
 std::vector<int> Group::waiting_for(const GroupOp& op) const {
   const Kind kind = op.signature_.kind;
-  if (kind != Kind::send && kind != Kind::recv) return board_->missing();
   std::vector<int> out;
+  if (kind != Kind::send && kind != Kind::recv) {
+    out = router_->busy();
+    for (int member : board_->missing()) out.push_back(local_ranks_[member]);
+    return out;
+  }
   for (int r = 0; r < size(); r++)
     if (r != rank() && (op.signature_.root == r || op.signature_.root == kAnySource)) out.push_back(r);
   return out;
@@ -245,6 +344,8 @@ std::exception_ptr Group::health(const GroupOp& op, int64_t now) {
   std::string late;
   for (int r : waiting_for(op)) {
     const Peer& peer = peers_[r];
+    late += (late.empty() ? "" : ", ") + name_of_rank(r);
+    if (!peer.segment) continue;  // on another host
     if (!peer.segment->alive())
       return give_up(head + name_of_rank(r) + " (process " + std::to_string(peer.segment->address().pid) +
                      ") has died or left. What each rank was doing:" + flight_report());
@@ -254,7 +355,6 @@ std::exception_ptr Group::health(const GroupOp& op, int64_t now) {
       reason[sizeof reason - 1] = 0;
       return give_up(head + name_of_rank(r) + " has given up: " + reason);
     }
-    late += (late.empty() ? "" : ", ") + name_of_rank(r);
   }
   if (now < op.deadline_ns) return nullptr;
   return give_up(head + "timed out after " + std::to_string(op.timeout_ns_ / 1'000'000) + " ms while it waited for " +
@@ -269,7 +369,7 @@ void Group::abort(const std::string& reason) {
 void Group::drain(int64_t ns) {
   // An operation that waits for the receivers, driven like any other.
   auto self = shared_from_this();
-  auto body = [](Group* group) -> Task<> { co_await until([group] { return group->lanes_->drained(); }); };
+  auto body = [](Group* group) -> Task<> { co_await until([group] { return group->router_->drained(); }); };
   auto op = std::make_shared<GroupOp>(self, Signature{}, messages_++, body(this), ns, [](std::exception_ptr) {});
   node_.engine().submit(op);
   node_.engine().wait_for(*op, ns);

@@ -10,8 +10,9 @@
 #include "call.h"
 #include "engine.h"
 #include "flight.h"
-#include "lanes.h"
 #include "node.h"
+#include "router.h"
+#include "select.h"
 
 namespace neuron::collectives {
 
@@ -24,8 +25,8 @@ struct GroupOptions {
   std::string name;
   int rank = 0, size = 1;
   std::vector<uint64_t> global_ranks;  // empty: the group's ranks are the job's
-  // Gives this rank's text to all ranks of the group and returns everyone's, in rank order.
-  std::function<std::vector<std::string>(const std::string&)> exchange;
+  // Gives this rank's text to all ranks of the group and returns everyone's, in rank order; `what` tells exchanges apart.
+  std::function<std::vector<std::string>(const std::string& what, const std::string& text)> exchange;
 };
 
 class Group;
@@ -70,6 +71,7 @@ class Group : public std::enable_shared_from_this<Group> {
                                    std::shared_ptr<int> source, Done done);
 
   bool failed() const { return failed_; }
+  const Topology& topology() const { return topology_; }
   // Ends all operations of this rank with an error and refuses new ones.
   void abort(const std::string& reason);
   // Waits until what was sent has arrived, at most `ns`.
@@ -81,12 +83,14 @@ class Group : public std::enable_shared_from_this<Group> {
   friend class GroupOp;
   Task<> in_turn(std::vector<Call> calls, uint64_t number);
   Task<> collective(const Call& call, uint64_t number);
+  Task<> over_link(Algorithm algorithm, const Call& call, uint64_t number);
+  void join(const std::string& card);
   Task<> receive_into(int from, uint64_t tag, Piece data, std::shared_ptr<int> source);
   std::string name_of_rank(int rank) const;
   // Why `op` cannot go on, or nothing.
   std::exception_ptr health(const GroupOp& op, int64_t now);
   [[nodiscard]] std::exception_ptr give_up(const std::string& message);
-  std::vector<int> waiting_for(const GroupOp& op) const;  // ranks of this host
+  std::vector<int> waiting_for(const GroupOp& op) const;
 
   GroupOptions options_;
   Node& node_;
@@ -97,8 +101,11 @@ class Group : public std::enable_shared_from_this<Group> {
   };
   std::vector<Peer> peers_;  // by rank; null for ranks of other hosts
   FlightMemory* flight_ = nullptr;
+  Topology topology_;
+  std::vector<int> local_ranks_;   // of this host, in order; the board's members
+  std::vector<int> across_ranks_;  // of each host the rank in this rank's place
   std::unique_ptr<Board> board_;
-  std::unique_ptr<Lanes> lanes_;
+  std::unique_ptr<Router> router_;
   std::mutex submit_mutex_;  // numbers are given in the order of submission
   std::atomic<uint64_t> collectives_{0}, messages_{0};
   uint64_t turn_ = 0;  // the collective that runs; under the engine's right to drive

@@ -1,4 +1,5 @@
-// What the process has once, whatever the number of groups: its shared memory, the engine, the mapped peers. No torch here.
+// What the process has once, whatever the number of groups: its shared memory, the engine, the mapped peers. No torch
+// here.
 #pragma once
 
 #include <map>
@@ -7,6 +8,7 @@
 #include <string>
 
 #include "engine.h"
+#include "fabric.h"
 #include "segment.h"
 
 namespace neuron::collectives {
@@ -22,6 +24,8 @@ class Node {
   Engine& engine() { return engine_; }
   // A peer's segment; mapped once, also if several groups share the peer.
   std::shared_ptr<Segment> peer(const SegmentAddress& address);
+  // The endpoint for other hosts, opened at the first call. Throws if there is no libfabric.
+  Fabric& fabric();
   // Identity of this host: ranks with equal identities reach each other's memory.
   const std::string& host() const { return host_; }
   // Tells how many ranks this host has, as far as a group knows.
@@ -35,6 +39,7 @@ class Node {
   Engine engine_;
   std::mutex mutex_;
   std::map<std::array<uint8_t, 16>, std::weak_ptr<Segment>> peers_;
+  std::unique_ptr<Fabric> fabric_;
   int local_ranks_ = 1;
 };
 

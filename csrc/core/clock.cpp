@@ -47,7 +47,8 @@ class Model {
       case CostModel::matmul: {
         const Access &a = in.operand(1).access, &b = in.operand(2).access;
         const double rows = in.perf_mode == PerfMode::double_row ? 2 : 1;
-        const double passes = size_of(b.dtype) == 4 && b.dtype == Dtype::float32 && !is_packed(b.dtype) ? t_.fp32_matmul_passes : 1;
+        const double passes =
+            size_of(b.dtype) == 4 && b.dtype == Dtype::float32 && !is_packed(b.dtype) ? t_.fp32_matmul_passes : 1;
         return passes * std::max(std::min(t_.min_cycles, static_cast<double>(a.free_size()) / rows),
                                  static_cast<double>(b.free_size()) / rows);
       }
@@ -57,7 +58,8 @@ class Model {
         return in.engine == Engine::vector ? std::max(t_.min_cycles, f) : std::max(p, std::min(t_.min_cycles, f));
       }
       case CostModel::gather: {
-        const double e = static_cast<double>(std::max<int64_t>(1, in.count)), size = static_cast<double>(size_of(in.operand(1).access.dtype));
+        const double e = static_cast<double>(std::max<int64_t>(1, in.count)),
+                     size = static_cast<double>(size_of(in.operand(1).access.dtype));
         const double rate = ((28 + 4 * e) / (4 * e)) / std::min(4 / size, e);
         return sp.cost.fixed + static_cast<double>(in.operand(0).access.free_size()) / rate;
       }
@@ -90,7 +92,8 @@ class Model {
   int64_t elements(const Instruction& in) const {
     const int input = in.operands.size() > 1 && in.operand(1).is_tile() ? 1 : 0;
     if (in.operands.empty() || !in.operand(input).is_tile()) return 1;
-    return std::max(in.operand(input).access.free_size(), in.operand(0).is_tile() ? in.operand(0).access.free_size() : 1);
+    return std::max(in.operand(input).access.free_size(),
+                    in.operand(0).is_tile() ? in.operand(0).access.free_size() : 1);
   }
 
  private:
@@ -223,7 +226,8 @@ Timeline predict(const Program& program, const Target& target) {
       }
     }
     const auto id = static_cast<int32_t>(out.events.size());
-    const double visible = dma ? event.end_ns : event.end_ns + target.access_cycles / std::max(0.5, target.clock_ghz[e]);
+    const double visible =
+        dma ? event.end_ns : event.end_ns + target.access_cycles / std::max(0.5, target.clock_ghz[e]);
     for (auto [a, write] : touched) {
       auto& list = uses[a->storage];
       const Box box = bounding_box(storages[a->storage], *a);

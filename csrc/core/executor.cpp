@@ -15,8 +15,8 @@ namespace neuron {
 
 namespace {
 
-constexpr int64_t kChunk = 1024;      // elements of a row that go through the kernels at once: stays in L1
-constexpr int64_t kBlockRows = 16;    // partitions that go through a segment at once: stays in L2
+constexpr int64_t kChunk = 1024;    // elements of a row that go through the kernels at once: stays in L1
+constexpr int64_t kBlockRows = 16;  // partitions that go through a segment at once: stays in L2
 
 const Kernels& K() { return kernels(); }
 
@@ -62,8 +62,7 @@ void for_runs(const View& v, int64_t row, int64_t begin, int64_t n, F&& visit) {
 
 // Elements [begin, begin + n) of a row as fp32: where they lie, or converted into `to`.
 const float* load(const View& v, int64_t row, int64_t begin, int64_t n, float* to) {
-  if (v.contiguous && v.dtype == Dtype::float32)
-    return reinterpret_cast<const float*>(v.row(row)) + begin;
+  if (v.contiguous && v.dtype == Dtype::float32) return reinterpret_cast<const float*>(v.row(row)) + begin;
   const auto f = K().load[static_cast<int>(v.dtype)];
   float* out = to;
   for_runs(v, row, begin, n, [&](char* p, int64_t stride, int64_t count) {
@@ -365,8 +364,8 @@ struct Semantics {
       if (chip && a.reg >= 0) {
         const int64_t pitch = core.buffers_[a.storage].pitch;
         const int64_t column = at % pitch;
-        inside = inside && at >= 0 && column + low >= 0 && column + high + item <= s.row_bytes &&
-                 at / pitch < s.partitions;
+        inside =
+            inside && at >= 0 && column + low >= 0 && column + high + item <= s.row_bytes && at / pitch < s.partitions;
       }
       if (!inside && c.in->oob_mode == OobMode::error) {
         std::ostringstream message;
@@ -407,7 +406,8 @@ struct Semantics {
     View linear = flatten(stage.view);
     for (int64_t r = 0; r < to.rows; ++r) {
       if (!to_rows[r]) continue;
-      if (!std::all_of(valid.begin() + r * to.free, valid.begin() + (r + 1) * to.free, [](char x) { return x; })) continue;
+      if (!std::all_of(valid.begin() + r * to.free, valid.begin() + (r + 1) * to.free, [](char x) { return x; }))
+        continue;
       to.base = to_origin + *to_rows[r];
       View part = linear;
       part.base = linear.base + r * to.free * size_of(from.dtype);
@@ -538,10 +538,11 @@ struct Semantics {
     if (c.in->transpose) return matmul_transpose(c);
     const int64_t layers = c.in->perf_mode == PerfMode::double_row ? 2 : 1;
     const int64_t rows = stationary.rows, k = rows * layers, m = stationary.free / layers, n = moving.free / layers;
-    multiply(core, c, k, m, n, [=, &stationary, &moving](bool left, int64_t i, int64_t begin, int64_t count, float* to) {
-      const View& v = left ? stationary : moving;
-      return load(v, i % rows, (i / rows) * (left ? m : n) + begin, count, to);
-    });
+    multiply(core, c, k, m, n,
+             [=, &stationary, &moving](bool left, int64_t i, int64_t begin, int64_t count, float* to) {
+               const View& v = left ? stationary : moving;
+               return load(v, i % rows, (i / rows) * (left ? m : n) + begin, count, to);
+             });
   }
 
   static void matmul_transpose(const Call& c) {
@@ -1364,7 +1365,8 @@ struct Semantics {
         store_int(dst, r, 0, dst.free, bits.data());
       } else {
         float* z = scratch(0, dst.free);
-        for (int64_t i = 0; i < dst.free; ++i) z[i] = static_cast<float>(static_cast<uint32_t>(bits[i]) >> 8) * 0x1p-24f;
+        for (int64_t i = 0; i < dst.free; ++i)
+          z[i] = static_cast<float>(static_cast<uint32_t>(bits[i]) >> 8) * 0x1p-24f;
         store(dst, r, 0, dst.free, z);
       }
     }
@@ -1469,8 +1471,7 @@ namespace {
 constexpr int64_t kSbufPitch = 256 * 1024 + 320, kPsumPitch = kPsumBytes + 192;
 }  // namespace
 
-Core::Core(const Program& program, int program_id, int rank)
-    : program_(program), program_id_(program_id), rank_(rank) {
+Core::Core(const Program& program, int program_id, int rank) : program_(program), program_id_(program_id), rank_(rank) {
   seed(0);
 }
 
@@ -1479,7 +1480,8 @@ Core::~Core() = default;
 void Core::seed(uint32_t s) {
   for (int e = 0; e < 2; ++e) {
     random_[e].clear();
-    for (int64_t p = 0; p < kPartitions; ++p) random_[e].emplace_back(s * 2654435761u + static_cast<uint32_t>(e * 4096 + p));
+    for (int64_t p = 0; p < kPartitions; ++p)
+      random_[e].emplace_back(s * 2654435761u + static_cast<uint32_t>(e * 4096 + p));
   }
 }
 
@@ -1569,7 +1571,8 @@ void Core::execute(const Instruction& in) {
       else
         store(v, 0, 0, 1, &y);
     } else if (in.opcode == Opcode::allocate && static_cast<size_t>(in.reg) < tracked_.size() && tracked_[in.reg]) {
-      runtime_maps_[in.reg] = InitMap(program_.storages()[in.reg].partitions, program_.storages()[in.reg].row_bytes, false);
+      runtime_maps_[in.reg] =
+          InitMap(program_.storages()[in.reg].partitions, program_.storages()[in.reg].row_bytes, false);
     }
     return;
   }
@@ -1632,8 +1635,8 @@ void Core::execute(const Instruction& in) {
     }
   }
   if (sp.locality == Locality::row && c.v[0].rows * c.v[0].free >= 1 << 14 && c.v[0].rows > 1 &&
-      !(in.opcode == Opcode::dma_copy && (in.operand(0).access.is_dynamic() || in.operand(1).access.is_dynamic() ||
-                                           c.v[0].rows != c.v[1].rows)))
+      !(in.opcode == Opcode::dma_copy &&
+        (in.operand(0).access.is_dynamic() || in.operand(1).access.is_dynamic() || c.v[0].rows != c.v[1].rows)))
     parallel_(c.v[0].rows, [&](int64_t begin, int64_t end) { f(*this, c, begin, end); });
   else
     f(*this, c, 0, c.v[0].rows);

@@ -50,8 +50,8 @@ class Core {
   explicit Core(const Program& program, int program_id = 0, int rank = 0);
   ~Core();
 
-  void bind(uint32_t storage, void* memory);    // HBM
-  void allocate(uint32_t storage);              // step mode: SBUF and PSUM of its own
+  void bind(uint32_t storage, void* memory);  // HBM
+  void allocate(uint32_t storage);            // step mode: SBUF and PSUM of its own
   void release(uint32_t storage) { buffers_[storage] = {}; }
 
   void execute(const Instruction& instruction);  // everything but control flow and rendezvous
@@ -90,7 +90,7 @@ class Core {
   std::vector<int64_t> registers_;
   std::unique_ptr<char[]> arena_[2];  // SBUF, PSUM: row p of every tile lies in row p
   std::array<float, kPartitions> scalar_registers_{}, vector_registers_{};
-  std::vector<Xorwow> random_[2];  // VectorE, GpSimdE
+  std::vector<Xorwow> random_[2];      // VectorE, GpSimdE
   std::vector<InitMap> runtime_maps_;  // of PSUM buffers whose matmuls decide at run time
   std::vector<uint8_t> tracked_;
   uint32_t position_ = 0;  // segment

@@ -30,41 +30,41 @@ inline constexpr int64_t kPsumBytes = kPsumBanks * kPsumBankBytes;
 enum class AluClass : uint8_t { arithmetic, bitwise, extension };
 
 // name, class, number of inputs, identity of a reduction (NaN: not a reduction)
-#define NEURON_ALU_OPS(X)                             \
-  X(bypass, arithmetic, 1, NAN)                       \
-  X(add, arithmetic, 2, 0.0)                          \
-  X(subtract, arithmetic, 2, 0.0)                     \
-  X(multiply, arithmetic, 2, 1.0)                     \
-  X(maximum, arithmetic, 2, -INFINITY)                \
-  X(minimum, arithmetic, 2, INFINITY)                 \
-  X(equal, arithmetic, 2, NAN)                        \
-  X(not_equal, arithmetic, 2, NAN)                    \
-  X(greater, arithmetic, 2, NAN)                      \
-  X(greater_equal, arithmetic, 2, NAN)                \
-  X(less, arithmetic, 2, NAN)                         \
-  X(less_equal, arithmetic, 2, NAN)                   \
-  X(logical_and, arithmetic, 2, 1.0)                  \
-  X(logical_or, arithmetic, 2, 0.0)                   \
-  X(logical_xor, arithmetic, 2, 0.0)                  \
-  X(logical_not, arithmetic, 1, NAN)                  \
-  X(power, arithmetic, 2, NAN)                        \
-  X(abs_max, arithmetic, 2, 0.0)                      \
-  X(abs_min, arithmetic, 2, INFINITY)                 \
-  X(abs, arithmetic, 1, NAN)                          \
-  X(square, arithmetic, 1, NAN)                       \
-  X(relu, arithmetic, 1, NAN)                         \
-  X(rsqrt, arithmetic, 1, NAN)                        \
-  X(reciprocal, arithmetic, 1, NAN)                   \
-  X(bitwise_and, bitwise, 2, -1.0)                    \
-  X(bitwise_or, bitwise, 2, 0.0)                      \
-  X(bitwise_xor, bitwise, 2, 0.0)                     \
-  X(left_shift, bitwise, 2, NAN)                      \
-  X(right_shift, bitwise, 2, NAN)                     \
-  X(invert, bitwise, 1, NAN)                          \
+#define NEURON_ALU_OPS(X)                              \
+  X(bypass, arithmetic, 1, NAN)                        \
+  X(add, arithmetic, 2, 0.0)                           \
+  X(subtract, arithmetic, 2, 0.0)                      \
+  X(multiply, arithmetic, 2, 1.0)                      \
+  X(maximum, arithmetic, 2, -INFINITY)                 \
+  X(minimum, arithmetic, 2, INFINITY)                  \
+  X(equal, arithmetic, 2, NAN)                         \
+  X(not_equal, arithmetic, 2, NAN)                     \
+  X(greater, arithmetic, 2, NAN)                       \
+  X(greater_equal, arithmetic, 2, NAN)                 \
+  X(less, arithmetic, 2, NAN)                          \
+  X(less_equal, arithmetic, 2, NAN)                    \
+  X(logical_and, arithmetic, 2, 1.0)                   \
+  X(logical_or, arithmetic, 2, 0.0)                    \
+  X(logical_xor, arithmetic, 2, 0.0)                   \
+  X(logical_not, arithmetic, 1, NAN)                   \
+  X(power, arithmetic, 2, NAN)                         \
+  X(abs_max, arithmetic, 2, 0.0)                       \
+  X(abs_min, arithmetic, 2, INFINITY)                  \
+  X(abs, arithmetic, 1, NAN)                           \
+  X(square, arithmetic, 1, NAN)                        \
+  X(relu, arithmetic, 1, NAN)                          \
+  X(rsqrt, arithmetic, 1, NAN)                         \
+  X(reciprocal, arithmetic, 1, NAN)                    \
+  X(bitwise_and, bitwise, 2, -1.0)                     \
+  X(bitwise_or, bitwise, 2, 0.0)                       \
+  X(bitwise_xor, bitwise, 2, 0.0)                      \
+  X(left_shift, bitwise, 2, NAN)                       \
+  X(right_shift, bitwise, 2, NAN)                      \
+  X(invert, bitwise, 1, NAN)                           \
   /* what PyTorch and nl.* say and the ISA does not */ \
-  X(divide, extension, 2, NAN)                        \
-  X(mod, extension, 2, NAN)                           \
-  X(fmod, extension, 2, NAN)                          \
+  X(divide, extension, 2, NAN)                         \
+  X(mod, extension, 2, NAN)                            \
+  X(fmod, extension, 2, NAN)                           \
   X(average, extension, 2, 0.0)
 
 enum class AluOp : uint8_t {
@@ -84,40 +84,40 @@ extern const std::array<AluInfo, kAluOps> kAluTable;
 inline const AluInfo& info(AluOp op) { return kAluTable[static_cast<int>(op)]; }
 
 // ---- activation functions of ScalarE (name, extension?) ------------------------------------------------------------
-#define NEURON_FUNCTIONS(X)      \
-  X(copy, false)                 \
-  X(square, false)               \
-  X(sigmoid, false)              \
-  X(relu, false)                 \
-  X(prelu, false)                \
-  X(gelu, false)                 \
-  X(gelu_dx, false)              \
-  X(gelu_apprx_tanh, false)      \
-  X(gelu_apprx_sigmoid, false)   \
+#define NEURON_FUNCTIONS(X)       \
+  X(copy, false)                  \
+  X(square, false)                \
+  X(sigmoid, false)               \
+  X(relu, false)                  \
+  X(prelu, false)                 \
+  X(gelu, false)                  \
+  X(gelu_dx, false)               \
+  X(gelu_apprx_tanh, false)       \
+  X(gelu_apprx_sigmoid, false)    \
   X(gelu_apprx_sigmoid_dx, false) \
-  X(silu, false)                 \
-  X(silu_dx, false)              \
-  X(tanh, false)                 \
-  X(softplus, false)             \
-  X(mish, false)                 \
-  X(erf, false)                  \
-  X(erf_dx, false)               \
-  X(exp, false)                  \
-  X(log, false)                  \
-  X(sin, false)                  \
-  X(arctan, false)               \
-  X(sqrt, false)                 \
-  X(rsqrt, false)                \
-  X(reciprocal, false)           \
-  X(sign, false)                 \
-  X(abs, false)                  \
-  X(logical_not, true)           \
-  X(negative, true)              \
-  X(sin_reduced, true)           \
-  X(cos_reduced, true)           \
-  X(tan_reduced, true)           \
-  X(ceil, true)                  \
-  X(floor, true)                 \
+  X(silu, false)                  \
+  X(silu_dx, false)               \
+  X(tanh, false)                  \
+  X(softplus, false)              \
+  X(mish, false)                  \
+  X(erf, false)                   \
+  X(erf_dx, false)                \
+  X(exp, false)                   \
+  X(log, false)                   \
+  X(sin, false)                   \
+  X(arctan, false)                \
+  X(sqrt, false)                  \
+  X(rsqrt, false)                 \
+  X(reciprocal, false)            \
+  X(sign, false)                  \
+  X(abs, false)                   \
+  X(logical_not, true)            \
+  X(negative, true)               \
+  X(sin_reduced, true)            \
+  X(cos_reduced, true)            \
+  X(tan_reduced, true)            \
+  X(ceil, true)                   \
+  X(floor, true)                  \
   X(trunc, true)
 
 enum class Function : uint8_t {
@@ -183,8 +183,8 @@ enum class Locality : uint8_t { row, tile, control };
 enum class CostModel : uint8_t { none, elements, two_inputs, matmul, transpose, dma, gather };
 struct Cost {
   CostModel model = CostModel::none;
-  double fixed = 0;       // cycles beside the elements
-  double per_element = 1; // cycles per element of a partition
+  double fixed = 0;        // cycles beside the elements
+  double per_element = 1;  // cycles per element of a partition
 };
 
 using EngineSet = uint8_t;
@@ -195,11 +195,11 @@ constexpr EngineSet engines(T... e) {
 
 // Rules beyond operands and shapes, each with its check in validate.cpp.
 enum Rule : uint32_t {
-  kOnePsumInput = 1,      // of a two-input VectorE instruction
+  kOnePsumInput = 1,         // of a two-input VectorE instruction
   kBitwiseOrArithmetic = 2,  // op0 and op1 of one class; bitwise on integers
   kArithmeticOnly = 4,
-  kSameDtype = 8,         // every tile operand without an index role
-  kReducible = 16,        // op (or reduce_op) is a reduction
+  kSameDtype = 8,   // every tile operand without an index role
+  kReducible = 16,  // op (or reduce_op) is a reduction
 };
 
 enum class Opcode : uint8_t {
@@ -271,17 +271,17 @@ inline constexpr int kOpcodes = static_cast<int>(Opcode::count);
 struct InstructionSpec {
   Opcode opcode;
   std::string_view name;
-  EngineSet engines;      // the first of `prefer` that is in the set runs it when the kernel names none
+  EngineSet engines;  // the first of `prefer` that is in the set runs it when the kernel names none
   Engine prefer;
-  int min_generation;     // 2: trn1, 3: trn2, 4: trn3
+  int min_generation;  // 2: trn1, 3: trn2, 4: trn3
   Shape shape;
   Locality locality;
   uint32_t rules;
   Cost cost;
   std::vector<OperandSpec> operands;
   std::string_view semantics;
-  bool extension = false;  // not in the public ISA
-  bool rendezvous = false; // needs other cores
+  bool extension = false;   // not in the public ISA
+  bool rendezvous = false;  // needs other cores
 
   int operand_index(std::string_view operand) const;
 };

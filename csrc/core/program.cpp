@@ -22,12 +22,16 @@ int64_t Access::free_size() const {
 }
 
 std::span<const Attribute> attributes() {
-#define ATTR(FIELD)                                                                                       \
-  {#FIELD, [](Instruction& i, double v) { i.FIELD = static_cast<decltype(i.FIELD)>(static_cast<int64_t>(v)); }, \
-   [](const Instruction& i) { return static_cast<double>(i.FIELD); }}
-#define BOUND(NAME, FIELD)                                                                        \
-  {#NAME, [](Instruction& i, double v) { i.NAME.FIELD = static_cast<decltype(i.NAME.FIELD)>(v); }, \
-   [](const Instruction& i) { return static_cast<double>(i.NAME.FIELD); }}
+#define ATTR(FIELD)                                                                                              \
+  {                                                                                                              \
+    #FIELD, [](Instruction& i, double v) { i.FIELD = static_cast<decltype(i.FIELD)>(static_cast<int64_t>(v)); }, \
+        [](const Instruction& i) { return static_cast<double>(i.FIELD); }                                        \
+  }
+#define BOUND(NAME, FIELD)                                                                          \
+  {                                                                                                 \
+    #NAME, [](Instruction& i, double v) { i.NAME.FIELD = static_cast<decltype(i.NAME.FIELD)>(v); }, \
+        [](const Instruction& i) { return static_cast<double>(i.NAME.FIELD); }                      \
+  }
   static const std::vector<Attribute> table = {
       ATTR(op0),
       ATTR(op1),

@@ -20,8 +20,8 @@ struct Storage {
   int64_t row_bytes = 0;   // bytes per partition; in HBM all bytes
   int64_t address = -1;    // byte offset within the partition, when the kernel chose it
   int64_t partition_start = 0;
-  bool external = false;   // given by the caller: initialised, and its memory is the caller's
-  uint32_t source = 0;     // where the kernel allocated it
+  bool external = false;  // given by the caller: initialised, and its memory is the caller's
+  uint32_t source = 0;    // where the kernel allocated it
 };
 
 struct Dim {
@@ -81,7 +81,7 @@ struct Instruction {
   PerfMode perf_mode = PerfMode::none;
   Accumulate accumulate = Accumulate::automatic;
   bool reverse0 = false, reverse1 = false, negate = false, transpose = false;
-  uint8_t stage = 0;        // bit i: operand i overlaps the result in another pattern and is read first (set by seal)
+  uint8_t stage = 0;  // bit i: operand i overlaps the result in another pattern and is read first (set by seal)
   int64_t offset = 0, channel_multiplier = 0, count = 0, group = 0;
   double value = 0;
   int64_t tile_row = 0, tile_column = 0;
@@ -224,7 +224,8 @@ class Program {
   Tracker tracker_;
 };
 
-// One instruction in the field's notation: `vector tensor_scalar dst=t3[128,64] data=t3[128,64] operand0=2.0 op0=multiply`.
+// One instruction in the field's notation: `vector tensor_scalar dst=t3[128,64] data=t3[128,64] operand0=2.0
+// op0=multiply`.
 std::string disassemble(const std::vector<Storage>& storages, const Instruction& instruction);
 
 // Bytes [first, last) of a row, and partitions [begin, end), that an access can touch.

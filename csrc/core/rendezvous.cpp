@@ -89,7 +89,8 @@ std::vector<float> reduce(const std::vector<Member>& members) {
   std::vector<float> sum = widen(members[0].src, t);
   for (size_t k = 1; k < members.size(); ++k) {
     const std::vector<float> x = widen(members[k].src, t);
-    kernels().binary[static_cast<int>(in.op0)](sum.data(), 1, x.data(), 1, sum.data(), static_cast<int64_t>(sum.size()));
+    kernels().binary[static_cast<int>(in.op0)](sum.data(), 1, x.data(), 1, sum.data(),
+                                               static_cast<int64_t>(sum.size()));
   }
   return sum;
 }
@@ -175,7 +176,8 @@ void exchange(std::vector<Member>& members) {
 
 }  // namespace
 
-bool rendezvous(std::vector<Core*>& cores, const std::vector<const Instruction*>& waiting, std::vector<bool>& released) {
+bool rendezvous(std::vector<Core*>& cores, const std::vector<const Instruction*>& waiting,
+                std::vector<bool>& released) {
   const size_t n = cores.size();
   released.assign(n, false);
   bool progress = false;

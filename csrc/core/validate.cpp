@@ -40,8 +40,7 @@ void check_operand(const Instruction& in, const OperandSpec& o, const Operand& o
     fail(in, o.name, text("partition dimension ", a.partitions(), " exceeds maximum ", kPartitions));
   if (o.role == Role::scalar && a.free_size() != 1)
     fail(in, o.name, text("must have one element per partition, has ", a.free_size()));
-  if (a.free_size() > o.max_free)
-    fail(in, o.name, text("free size ", a.free_size(), " exceeds maximum ", o.max_free));
+  if (a.free_size() > o.max_free) fail(in, o.name, text("free size ", a.free_size(), " exceeds maximum ", o.max_free));
 }
 
 // Compute engines address partitions in groups: P > 64 starts at 0, P > 32 at 0 or 64, others at multiples of 32.
@@ -50,8 +49,8 @@ void check_start_partition(const Instruction& in, const OperandSpec& o, const Ac
   const int64_t unit = a.partitions() > 64 ? 128 : a.partitions() > 32 ? 64 : 32;
   if (start % unit)
     fail(in, o.name,
-         text("start partition ", start, " is not allowed for ", a.partitions(), " partitions; it must be a multiple of ",
-              unit));
+         text("start partition ", start, " is not allowed for ", a.partitions(),
+              " partitions; it must be a multiple of ", unit));
 }
 
 void check_shapes(const Instruction& in, const std::vector<Storage>& storages) {

@@ -65,14 +65,19 @@ void free_address(void* address) { free_block(MemoryPool::find(address)); }
 }
 
 Block* take(c10::DeviceIndex index, size_t bytes) {
-  DeviceState& state = device_state(index);
-  try {
-    Block* block = state.pool.allocate(bytes, allocation_owner(index));
-    if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_memory(block->ptr, block->size, state.pool, index);
-    return block;
-  } catch (const PoolExhausted& e) {
-    out_of_memory(index, e);
+  MemoryPool& pool = device_state(index).pool;
+  const uint64_t owner = allocation_owner(index);
+  Block* block = pool.try_allocate(bytes, owner);
+  if (C10_UNLIKELY(!block)) {
+    if (!StreamQueue::in_task()) settle_devices();  // queued work may hold memory that nobody else needs
+    try {
+      block = pool.allocate(bytes, owner);
+    } catch (const PoolExhausted& e) {
+      out_of_memory(index, e);
+    }
   }
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_memory(block->ptr, block->size, pool, index);
+  return block;
 }
 
 c10::CachingAllocator::StatArray convert(const StatArray& from) {

@@ -123,14 +123,23 @@ void synchronize_device(c10::DeviceIndex index) {
   for (auto& queue : device_state(index).streams) queue.drain();
 }
 
-void shutdown() noexcept {
-  if (g_bad_fork) return;
-  stop_worker();
+void settle_devices() {
   for (auto& slot : g_devices) {
-    DeviceState* state = slot.load();
+    DeviceState* state = slot.load(std::memory_order_acquire);
     if (!state) continue;
-    for (auto& queue : state->streams) queue.await(queue.enqueued());
+    for (auto& queue : state->streams) {
+      queue.await(queue.enqueued());
+      queue.release_finished();
+    }
   }
+}
+
+void shutdown() {
+  if (g_bad_fork) return;
+  struct StopWorker {
+    ~StopWorker() { stop_worker(); }
+  } at_the_end;
+  for (int i = 0; i < device_count(); i++) synchronize_device(i);
 }
 
 }  // namespace neuron

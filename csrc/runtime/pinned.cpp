@@ -41,7 +41,7 @@ struct PinnedAllocator final : at::HostAllocator {
   void copy_data(void* dst, const void* src, size_t bytes) const override { std::memcpy(dst, src, bytes); }
   bool record_event(void* ptr, void* context, c10::Stream stream) override {
     if (!is_pinned_pointer(ptr)) return false;
-    pool().record_use(static_cast<Block*>(context), &queue_of(stream));
+    pool().record_use(MemoryPool::find(ptr), &queue_of(stream));
     return true;
   }
   void empty_cache() override { pool().empty_cache(); }

@@ -12,6 +12,7 @@ std::function<void()>& interrupt_check() {
   static auto* check = new std::function<void()>;
   return *check;
 }
+thread_local bool t_in_task = false;
 constexpr int kSpins = 4000;                      // about 10 us: cheaper than being woken up
 constexpr int64_t kInterruptPeriod = 50'000'000;  // ns
 }  // namespace
@@ -53,18 +54,19 @@ class Worker {
     std::unique_lock lock(mutex_);
     while (true) {
       wake_.wait(lock, [&] { return stopped_ || !ready_.empty(); });
-      if (ready_.empty()) return;
+      if (stopped_) return;
       StreamQueue* queue = ready_.front();
       ready_.pop_front();
       lock.unlock();
-      queue->await(queue->enqueued());
+      const uint64_t last = queue->enqueued();
+      while (!stopped_ && !queue->done(last)) queue->await(std::min(last, queue->completed() + 1));
       lock.lock();
     }
   }
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<StreamQueue*> ready_;
-  bool stopped_ = false;
+  std::atomic<bool> stopped_{false};
   std::thread thread_;
 };
 
@@ -93,11 +95,13 @@ bool StreamQueue::run_some(uint64_t ticket) {
     tasks_.pop_front();
     lock.unlock();
     std::exception_ptr error;
+    const bool outer = std::exchange(t_in_task, true);
     try {
       task->run();
     } catch (...) {
       error = std::current_exception();
     }
+    t_in_task = outer;
     lock.lock();
     finished_.push_back(std::move(task));
     if (error) errors_.push_back(std::move(error));
@@ -109,6 +113,8 @@ bool StreamQueue::run_some(uint64_t ticket) {
   progress_.notify_all();
   return true;
 }
+
+bool StreamQueue::in_task() { return t_in_task; }
 
 void StreamQueue::pause(uint64_t ticket) {
   auto ready = [&] { return done(ticket) || !executing_; };
@@ -125,8 +131,7 @@ void StreamQueue::await(uint64_t ticket) {
 
 void StreamQueue::wait(uint64_t ticket) {
   for (int64_t checked = now_ns(); !done(ticket);) {
-    // One task at a time, so that an interrupt is seen between tasks.
-    if (!run_some(std::min(ticket, completed_.load(std::memory_order_acquire) + 1))) pause(ticket);
+    step(ticket);
     if (int64_t now = now_ns(); now - checked >= kInterruptPeriod) {
       if (auto& check = interrupt_check()) check();
       checked = now;
@@ -134,6 +139,16 @@ void StreamQueue::wait(uint64_t ticket) {
   }
   release_finished();
   rethrow();
+}
+
+void StreamQueue::step(uint64_t ticket) {
+  Task::Point before;
+  {
+    std::lock_guard lock(mutex_);
+    if (!executing_ && !done(ticket)) before = tasks_.front()->waits_for();
+  }
+  if (before.queue && !before.queue->done(before.ticket)) return before.queue->step(before.ticket);
+  if (!run_some(std::min(ticket, completed() + 1))) pause(ticket);
 }
 
 void StreamQueue::release_finished() {
@@ -168,6 +183,7 @@ struct Event::RecordTask final : Task {
 struct Event::BlockTask final : Task {
   explicit BlockTask(std::shared_ptr<State> s) : state(std::move(s)) {}
   void run() override { state->queue->await(state->ticket); }
+  Point waits_for() const override { return {state->queue, state->ticket}; }
   std::shared_ptr<State> state;
 };
 

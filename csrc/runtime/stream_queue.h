@@ -18,9 +18,18 @@
 
 namespace neuron {
 
+class StreamQueue;
+
 struct Task {
   virtual ~Task() = default;
   virtual void run() = 0;  // exceptions surface at the next host wait on the stream
+  // What `run` would wait for: a ticket of another queue. A host thread that waits does that work itself before it
+  // calls `run`, so that it stays interruptible.
+  struct Point {
+    StreamQueue* queue = nullptr;
+    uint64_t ticket = 0;
+  };
+  virtual Point waits_for() const { return {}; }
 };
 
 int64_t now_ns();  // monotonic clock
@@ -34,7 +43,8 @@ class StreamQueue {
   // Appends work; returns its ticket (1, 2, ...). `kick` lets the worker thread start on it now.
   uint64_t enqueue(std::unique_ptr<Task> task, bool kick = false);
   uint64_t enqueued() const { return enqueued_.load(std::memory_order_acquire); }
-  bool done(uint64_t ticket) const { return completed_.load(std::memory_order_acquire) >= ticket; }
+  uint64_t completed() const { return completed_.load(std::memory_order_acquire); }
+  bool done(uint64_t ticket) const { return completed() >= ticket; }
   bool idle() const { return done(enqueued()); }
 
   // Returns when `ticket` is done; executes queued work in this thread if nobody else does. Rethrows a task's error.
@@ -49,11 +59,15 @@ class StreamQueue {
   // Lets the worker thread run what is queued.
   void kick();
 
+  // Whether the calling thread is running a task: it must not wait for a queue that may have to run that task first.
+  static bool in_task();
+
   // Called now and then while a host thread waits; may throw (Ctrl-C).
   static void set_interrupt_check(std::function<void()> check);
 
  private:
   bool run_some(uint64_t ticket);  // false if another thread has the right to execute
+  void step(uint64_t ticket);      // runs the next task, of this queue or of one that it waits for
   void pause(uint64_t ticket);     // until `ticket` is done, the right to execute is free, or some time has passed
   void rethrow();
 
@@ -92,7 +106,7 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-// Stops the worker thread after it has finished what it was kicked for. Work can still be drained afterwards.
+// Stops the worker thread after the task it runs. Work can still be drained afterwards.
 void stop_worker();
 
 }  // namespace neuron

@@ -47,6 +47,9 @@ CALLS = {
     "nested chunk": lambda d: nested(d).chunk(2, -1)[1],
     "nested softmax": lambda d: torch.softmax(nested(d), -1),
     "nested padded": lambda d: torch.nested.to_padded_tensor(nested(d), 7.0),
+    "nested unbind backward": lambda d: torch.autograd.grad(
+        ((n := nested(d, grad=True)) * 2).relu().sum(-1, keepdim=True).unbind()[0].sum(), n
+    )[0],
     "nested backward": lambda d: torch.autograd.grad(
         torch.nested.to_padded_tensor((n := nested(d, grad=True)).relu(), 0.0).sum(), n
     )[0],
@@ -113,3 +116,39 @@ def test_kernels_see_requires_grad(reduce):
 
     for c, n in zip(gradients("cpu"), gradients("neuron"), strict=True):
         assert torch.equal(c, n)
+
+
+def test_metadata_of_nested_tensors_stays_on_the_host():
+    n = nested("neuron")
+    for read in (torch._nested_tensor_size, torch._nested_tensor_strides, torch._nested_tensor_storage_offsets):
+        for _ in range(3):  # a neuron tensor that took it over would free it
+            assert read(n).device.type == "cpu"
+            assert torch.equal(read(n), read(nested("cpu")))
+
+
+def test_factories_take_the_device_asked_for():
+    there = quantized("neuron")
+    assert torch.empty_like(there, device="cpu").device.type == "cpu"
+    assert torch.empty_like(quantized("cpu"), device="neuron").device.type == "neuron"
+    assert torch.empty_like(X.to("neuron").to_sparse_csr(), device="cpu").device.type == "cpu"
+    assert torch.ones_like(nested("neuron"), device="cpu").device.type == "cpu"
+
+
+def test_a_kernel_may_keep_the_tensor_that_it_returns():
+    library = torch.library.Library("torchneuron_test_kept", "DEF")
+    library.define("kept(Tensor x) -> Tensor")
+    kept = []
+
+    def kernel(x):
+        if not kept:
+            kept.append(torch.arange(1000.0))
+        return kept[0]
+
+    library.impl("kept", kernel, "CPU")
+    x = torch.zeros(1, device="neuron")
+    for _ in range(3):
+        got = torch.ops.torchneuron_test_kept.kept(x)
+        assert got.device.type == "neuron" and torch.equal(got.cpu(), torch.arange(1000.0))
+        del got
+        torch.full((1000,), 7.0, device="neuron")  # takes the memory if it was freed
+    assert torch.equal(kept[0], torch.arange(1000.0))

@@ -28,6 +28,13 @@ def test_mode_out():
     same(mode)
 
 
+def test_composites_that_call_a_kernel_table():
+    z = torch.complex(X, X.t().contiguous())
+    same(lambda d: z.to(d, copy=True).conj_physical_())
+    same(lambda d: torch.svd(z.to(d)).V)
+    same(lambda d: torch.kaiser_window(12, device=d))
+
+
 def test_convolution_workspaces():
     """oneDNN takes its buffers from the CPU allocator by address, also while library kernels allocate on the device."""
     image, kernel = torch.randn(2, 8, 9, 9), torch.randn(4, 8, 3, 3)

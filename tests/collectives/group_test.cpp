@@ -1,5 +1,7 @@
-// Collectives between forked processes: values against sums computed here, messages in every order, failures.
+// Collectives between forked processes: values against sums computed here, messages in every order, failures; all
+// algorithms, and two pretended hosts over libfabric on the loopback interface.
 // usage: group_test [ranks]
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,7 +41,7 @@ struct Meeting {
     char text[4096];
   };
   static constexpr int kGroups = 8, kRanks = 16;
-  Slot slots[kGroups][kRanks];
+  Slot slots[2][kGroups][kRanks];  // cards, network addresses
 };
 
 std::shared_ptr<Group> make_group(Meeting* meeting, int number, int rank, int size) {
@@ -47,14 +49,15 @@ std::shared_ptr<Group> make_group(Meeting* meeting, int number, int rank, int si
   options.name = "group" + std::to_string(number);
   options.rank = rank;
   options.size = size;
-  options.exchange = [=](const std::string& mine) {
-    auto& slot = meeting->slots[number][rank];
+  options.exchange = [=](const std::string& what, const std::string& mine) {
+    auto& slots = meeting->slots[what == "address"][number];
+    auto& slot = slots[rank];
     std::memcpy(slot.text, mine.data(), mine.size());
     slot.bytes = mine.size();
     slot.filled.store(1);
     std::vector<std::string> all;
     for (int r = 0; r < size; r++) {
-      auto& other = meeting->slots[number][r];
+      auto& other = slots[r];
       while (!other.filled.load()) usleep(100);
       all.emplace_back(other.text, other.bytes);
     }
@@ -272,6 +275,27 @@ bool in_processes(const char* name, int ranks, bool last_dies, const Body& body)
 
 }  // namespace
 
+namespace {
+// Every algorithm over shared memory, and two hosts (ranks in turn, or all but the last on one).
+struct Setting {
+  const char* name;
+  const char* algorithms;
+  int hosts;
+};
+constexpr Setting kSettings[] = {
+    {"ring, tree, direct", "all_reduce=ring,all_gather=ring,reduce_scatter=ring,broadcast=tree,reduce=tree,all_to_all=direct,gather=direct,scatter=direct", 1},
+    {"doubling", "all_reduce=doubling,barrier=doubling", 1},
+    {"two hosts", "", 2},
+    {"two hosts, ring", "all_reduce=ring", 2},
+};
+
+bool has_libfabric() {
+  if (void* handle = dlopen("libfabric.so.1", RTLD_NOW)) return dlclose(handle) == 0;
+  std::printf("two hosts: skipped: install libfabric1\n");
+  return false;
+}
+}  // namespace
+
 int main(int argc, char** argv) {
   std::vector<int> sizes = {1, 2, 3, 4};
   if (argc > 1) sizes = {std::atoi(argv[1])};
@@ -292,5 +316,18 @@ int main(int argc, char** argv) {
       other.join();
     });
   }
+  const bool fabric = has_libfabric();
+  for (int n : sizes)
+    for (const Setting& setting : kSettings) {
+      if (n == 1 || (setting.hosts > 1 && !fabric)) continue;
+      good &= in_processes(setting.name, n, false, [&](Meeting* m, int r) {
+        setenv("TORCH_NEURON_COLLECTIVE_ALGORITHM", setting.algorithms, 1);
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        if (setting.hosts > 1) setenv("TORCH_NEURON_HOST", r % setting.hosts ? "odd" : "even", 1);
+        auto group = make_group(m, 0, r, n);
+        values(*group);
+        messages(*group);
+      });
+    }
   return good ? 0 : 1;
 }

@@ -89,7 +89,8 @@ TEST(capacity_counts_what_is_live_together) {
     for (int i = 0; i < 5; ++i) {
       tiles.push_back(b.storage(Memory::sbuf, 128, 1000));
       b.add(Opcode::memset, {Builder::tile(tiles[i], 128, 1000)});
-      if (!together) b.add(Opcode::tensor_copy, {Builder::tile(tiles[i], 128, 1000), Builder::tile(tiles[i], 128, 1000)});
+      if (!together)
+        b.add(Opcode::tensor_copy, {Builder::tile(tiles[i], 128, 1000), Builder::tile(tiles[i], 128, 1000)});
     }
     if (together)
       for (auto t : tiles) b.add(Opcode::tensor_copy, {Builder::tile(t, 128, 1000), Builder::tile(t, 128, 1000)});
@@ -125,11 +126,16 @@ TEST(random_programs_equal_a_loop_over_elements) {
       const AluOp op = ops[pick(5)];
       auto apply = [&](float p, float q) {
         switch (op) {
-          case AluOp::add: return p + q;
-          case AluOp::subtract: return p - q;
-          case AluOp::maximum: return std::max(p, q);
-          case AluOp::minimum: return std::min(p, q);
-          default: return p < q ? 1.0f : 0.0f;
+          case AluOp::add:
+            return p + q;
+          case AluOp::subtract:
+            return p - q;
+          case AluOp::maximum:
+            return std::max(p, q);
+          case AluOp::minimum:
+            return std::min(p, q);
+          default:
+            return p < q ? 1.0f : 0.0f;
         }
       };
       if (pick(4) == 0) {  // a sub-block, shifted against itself
@@ -146,7 +152,8 @@ TEST(random_programs_equal_a_loop_over_elements) {
         for (size_t i = 0; i < model[d].size(); ++i) model[d][i] = apply(model[x][i], static_cast<float>(s));
       } else {
         b.add(Opcode::tensor_tensor,
-              {Builder::tile(t[d], rows, columns), Builder::tile(t[x], rows, columns), Builder::tile(t[y], rows, columns)},
+              {Builder::tile(t[d], rows, columns), Builder::tile(t[x], rows, columns),
+               Builder::tile(t[y], rows, columns)},
               op);
         for (size_t i = 0; i < model[d].size(); ++i) model[d][i] = apply(model[x][i], model[y][i]);
       }
@@ -197,8 +204,8 @@ TEST(the_clock_keeps_order_and_overlaps_engines) {
   target.dma_start_ns = 1300;
   const Timeline line = predict(b.program, target);
   CHECK_EQ(line.events.size(), size_t{3});
-  CHECK(line.events[1].start_ns < line.events[0].end_ns);           // memset does not wait for the DMA
-  CHECK(line.events[2].start_ns >= line.events[0].end_ns);          // the sum does
+  CHECK(line.events[1].start_ns < line.events[0].end_ns);   // memset does not wait for the DMA
+  CHECK(line.events[2].start_ns >= line.events[0].end_ns);  // the sum does
   CHECK_EQ(line.events[2].waits_for, 0);
   CHECK_EQ(line.events[2].end_ns - line.events[2].start_ns, 1024.0);  // two inputs of 512 fp32 elements
   CHECK_EQ(line.latency_ns, line.events[2].end_ns);

@@ -6,7 +6,14 @@ import re
 
 import pytest
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/errors.md", "docs/porting.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/errors.md",
+    "docs/operators.md",
+    "docs/porting.md",
+]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

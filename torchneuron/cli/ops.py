@@ -12,9 +12,9 @@ from torchneuron import _C
 _INTRODUCTION = """# Operators
 
 Written by `make docs` from `csrc/aten/op_table.inc`. A name stands for a family: `add` for `add.Tensor`, `add_`,
-`add.out` and so on. Every ATen operator that PyTorch's CPU has works on `neuron`; this list says which ones an engine of
-Trainium runs. All others are fallbacks: Trainium would hand them to the host and back. So are all operators on float64
-and complex tensors. 64-bit integers are narrowed to 32 bits on Trainium, and exact here.
+`add.out` and so on. Every ATen operator that PyTorch's CPU has works on `neuron`; this list says which ones an engine
+of Trainium runs. All others are fallbacks: Trainium would hand them to the host and back. So are all operators on
+float64 and complex tensors. 64-bit integers are narrowed to 32 bits on Trainium, and exact here.
 """
 _KINDS = {
     "fusible": "Pointwise work, row reductions, losses and optimizers: can become part of a fused program.",

@@ -24,8 +24,8 @@ MODES = ("default", None)
 def _check(mode: str | None, options: dict[str, Any] | None) -> None:
     if mode not in MODES:
         raise ValueError(
-            f"torch.compile(mode={mode!r}) is not known to the neuron backend: it has no CUDA graphs and nothing to tune. "
-            "Leave mode out."
+            f"torch.compile(mode={mode!r}) is not known to the neuron backend: it has no CUDA graphs and nothing to "
+            "tune. Leave mode out."
         )
     for name in options or {}:
         if name not in OPTIONS:

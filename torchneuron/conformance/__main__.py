@@ -12,6 +12,8 @@ from torchneuron.conformance.kinds import SUITES
 from torchneuron.conformance.report import BAD, Verdict, markdown, read_exclusions
 from torchneuron.conformance.run import TIMEOUT_SECONDS, default_results, read_results, run
 
+REPORT = Path("docs/conformance.md")
+
 
 def _shard(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
@@ -32,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds after which a case is stopped")
     p.add_argument("--results", type=Path, help="file of results; cases that it holds are not run again")
     p.add_argument("--again", choices=["all", "bad"], help="run all, or those that failed, again")
-    p.add_argument("--report", type=Path, default=Path("docs/conformance.md"), help="file to write [%(default)s]")
+    p.add_argument("--report", type=Path, help=f"file to write, also if not all was run (default {REPORT}, if all was)")
     return p
 
 
@@ -60,10 +62,11 @@ def main(argv: list[str] | None = None) -> int:
     run(todo, results, args.workers, args.samples, args.timeout)
 
     records, exclusions = read_results(results), read_exclusions()
-    if len(selected) == len(everything) or all(c in records for c in everything):
-        args.report.parent.mkdir(parents=True, exist_ok=True)
-        args.report.write_text(markdown(Verdict(everything, records, exclusions)))
-        print(f"wrote {args.report}")
+    report = args.report or (REPORT if all(c in records for c in everything) else None)
+    if report:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(markdown(Verdict(everything, records, exclusions)))
+        print(f"wrote {report}")
     partial = [e for e in exclusions if any(e.matches(c) for c in selected)]
     problems = Verdict(selected, records, exclusions if len(selected) == len(everything) else partial).problems()
     for line in problems:

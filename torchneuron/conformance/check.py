@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -161,10 +160,12 @@ class _Comparison:
         torch.default_generator.manual_seed(0)
         state = torch.get_rng_state()
         try:
-            with contextlib.nullcontext() if tells else torch.device(device):
-                result = self.kind.recipe(self.entry, Sample(tree, sample.about))
+            torch.set_default_device(None if tells else device)
+            result = self.kind.recipe(self.entry, Sample(tree, sample.about))
         except Exception as error:
             result = error
+        finally:
+            torch.set_default_device(None)
         return result, tensors, not torch.equal(state, torch.get_rng_state())
 
     def same_error(self, on_cpu: Exception, on_device: Any, sample: Sample) -> None:
@@ -208,7 +209,11 @@ def _to_cpu(tree: Any) -> Any:
 
 def _numbers(tree: Any) -> torch.Tensor:
     """All finite numbers of dense results as one vector."""
-    parts = [x.detach().cpu() for x in tree_leaves(tree) if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+    parts = [
+        x.detach().cpu().resolve_conj()
+        for x in tree_leaves(tree)
+        if isinstance(x, torch.Tensor) and x.layout == torch.strided
+    ]
     flat = [(torch.view_as_real(p) if p.is_complex() else p).reshape(-1).double() for p in parts if not p.is_quantized]
     numbers = torch.cat(flat) if flat else torch.empty(0, dtype=torch.float64)
     return numbers[numbers.isfinite()]

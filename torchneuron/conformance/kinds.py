@@ -130,11 +130,11 @@ def _differentiable(tree: Any) -> list[torch.Tensor]:
 def _grad(outputs: list[torch.Tensor], leaves: list[torch.Tensor], create_graph: bool = False) -> Any:
     """Gradients of `outputs` for seeded output gradients.
 
-    Autograd adds gradients up in the order in which its threads meet several roots. Only where there are several they
-    run in this thread, so that rounding and strides do not depend on time.
+    Gradients are added up in an order that depends on time where there are several roots, and on the thread that made
+    a node (sequence numbers are per thread) where gradients have a graph. There everything runs in this thread.
     """
     seeds = [_seeded_like(o, i) for i, o in enumerate(outputs)]
-    with torch.autograd.set_multithreading_enabled(len(outputs) == 1):
+    with torch.autograd.set_multithreading_enabled(len(outputs) == 1 and not create_graph):
         return torch.autograd.grad(outputs, leaves, seeds, allow_unused=True, create_graph=create_graph)
 
 

@@ -15,7 +15,7 @@ def _of(device: Device) -> torch.device:
 
 
 class _Generic(type):
-    """PyTorch compares streams and events by exact type, so `torch.neuron.Stream(...)` makes a generic `torch.Stream`."""
+    """PyTorch compares streams and events by exact type: `torch.neuron.Stream(...)` makes a generic `torch.Stream`."""
 
     generic: type
 

@@ -5,8 +5,8 @@
 
 namespace neuron {
 
-#define DECLARE(LEVEL)     \
-  namespace LEVEL {        \
+#define DECLARE(LEVEL)    \
+  namespace LEVEL {       \
   const Kernels& table(); \
   }
 DECLARE(baseline)

@@ -122,7 +122,8 @@ inline uint8_t narrow_fp8(float f) {
     const float magic = from_bits(static_cast<uint32_t>(127 + 1 - bias - M + 23) << 23);
     r = to_bits(from_bits(magnitude) + magic) - to_bits(magic);
   } else {
-    r = (magnitude + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1) - (static_cast<uint32_t>(127 - bias) << 23)) >>
+    r = (magnitude + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1) -
+         (static_cast<uint32_t>(127 - bias) << 23)) >>
         shift;
   }
   const uint32_t nan = I ? infinity | 1u << (M - 1) : top;
@@ -155,20 +156,25 @@ template <class T>
 inline T saturate(float f) {  // nearest even, then the nearest value of the type; NaN becomes 0
   using L = std::numeric_limits<T>;
   constexpr float low = static_cast<float>(L::min());
-  constexpr float high = sizeof(T) < 4 ? static_cast<float>(L::max()) : (std::is_signed_v<T> ? 2147483520.0f : 4294967040.0f);
+  constexpr float high =
+      sizeof(T) < 4 ? static_cast<float>(L::max()) : (std::is_signed_v<T> ? 2147483520.0f : 4294967040.0f);
   const float r = std::nearbyintf(f);
   const float limited = r < low ? low : (r > high ? high : r);
   const T value = static_cast<T>(limited != limited ? 0.0f : limited);
   return sizeof(T) == 4 && r > high ? L::max() : value;
 }
-#define INTEGER(T) \
-  template <>      \
-  inline T narrow(float f) { return saturate<T>(f); }
+#define INTEGER(T)           \
+  template <>                \
+  inline T narrow(float f) { \
+    return saturate<T>(f);   \
+  }
+// clang-format off
 INTEGER(uint8_t) INTEGER(int8_t) INTEGER(uint16_t) INTEGER(int16_t) INTEGER(uint32_t) INTEGER(int32_t)
+// clang-format on
 #undef INTEGER
 
-template <class T>
-void load(const char* from, int64_t stride, int64_t n, float* __restrict to) {
+    template <class T>
+    void load(const char* from, int64_t stride, int64_t n, float* __restrict to) {
   int64_t i = 0;
   if (stride == sizeof(T)) {
     const T* p = reinterpret_cast<const T*>(from);
@@ -226,14 +232,14 @@ void store_int(const int32_t* __restrict from, int64_t n, char* to, int64_t stri
 // ---- arithmetic ----------------------------------------------------------------------------------------------------
 // Vectors of GCC and Clang have no ?: between bool and float, so each functor exists for scalars; the reductions that
 // matter are written on 32-lane vectors below.
-#define OP(NAME, EXPR) \
-  struct NAME {        \
+#define OP(NAME, EXPR)                                    \
+  struct NAME {                                           \
     static float apply(float a, float b) { return EXPR; } \
   };
 OP(bypass, a)
 OP(add, a + b)
 OP(subtract, a - b)
-OP(multiply, a * b)
+OP(multiply, a* b)
 OP(maximum, (a > b || a != a) ? a : b)
 OP(minimum, (a < b || a != a) ? a : b)
 OP(equal, a == b ? 1.0f : 0.0f)
@@ -289,13 +295,13 @@ void binary_int(const int32_t* a, int sa, const int32_t* b, int sb, int32_t* out
 template <class T>
 constexpr std::array<Kernels::BinaryInt, kAluOps> int_table() {
   std::array<Kernels::BinaryInt, kAluOps> t{};
-#define OP(NAME, EXPR)                                                                                          \
+#define OP(NAME, EXPR)                                                                                               \
   t[static_cast<int>(AluOp::NAME)] = [](const int32_t* x, int sx, const int32_t* y, int sy, int32_t* o, int64_t n) { \
-    binary_int(x, sx, y, sy, o, n, [](int32_t x_, int32_t y_) {                                                 \
-      [[maybe_unused]] const T a = static_cast<T>(x_), b = static_cast<T>(y_);                                  \
-      [[maybe_unused]] const uint32_t ua = static_cast<uint32_t>(x_), ub = static_cast<uint32_t>(y_);           \
-      return EXPR;                                                                                              \
-    });                                                                                                         \
+    binary_int(x, sx, y, sy, o, n, [](int32_t x_, int32_t y_) {                                                      \
+      [[maybe_unused]] const T a = static_cast<T>(x_), b = static_cast<T>(y_);                                       \
+      [[maybe_unused]] const uint32_t ua = static_cast<uint32_t>(x_), ub = static_cast<uint32_t>(y_);                \
+      return EXPR;                                                                                                   \
+    });                                                                                                              \
   };
   OP(bypass, ua)
   OP(add, ua + ub)
@@ -313,7 +319,7 @@ constexpr std::array<Kernels::BinaryInt, kAluOps> int_table() {
   OP(logical_or, a || b)
   OP(logical_xor, !a != !b)
   OP(logical_not, !a)
-  OP(bitwise_and, ua& ub)
+  OP(bitwise_and, ua & ub)
   OP(bitwise_or, ua | ub)
   OP(bitwise_xor, ua ^ ub)
   OP(left_shift, ub > 31 ? 0u : ua << ub)
@@ -371,12 +377,12 @@ float reduce_scalar(const float* in, int64_t n, float acc) {
 // ---- functions -----------------------------------------------------------------------------------------------------
 constexpr std::array<Kernels::Unary, kFunctions> function_table() {
   std::array<Kernels::Unary, kFunctions> t{};
-#define FN(NAME, EXPR)                                                                                \
-  t[static_cast<int>(Function::NAME)] = [](const float* in, float p, float* out, int64_t n) {         \
-    for (int64_t i = 0; i < n; ++i) {                                                                 \
-      const float x = in[i];                                                                          \
-      out[i] = EXPR;                                                                                  \
-    }                                                                                                 \
+#define FN(NAME, EXPR)                                                                        \
+  t[static_cast<int>(Function::NAME)] = [](const float* in, float p, float* out, int64_t n) { \
+    for (int64_t i = 0; i < n; ++i) {                                                         \
+      const float x = in[i];                                                                  \
+      out[i] = EXPR;                                                                          \
+    }                                                                                         \
   };
   FN(copy, x)
   FN(square, x * x)
@@ -423,11 +429,13 @@ void affine(const float* in, float scale, float bias, float* out, int64_t n) {
 constexpr std::array<Kernels::Binary, kAluOps> binary_table() {
   std::array<Kernels::Binary, kAluOps> t{};
 #define OP(NAME) t[static_cast<int>(AluOp::NAME)] = binary<NAME>;
+  // clang-format off
   OP(bypass) OP(add) OP(subtract) OP(multiply) OP(maximum) OP(minimum) OP(equal) OP(not_equal) OP(greater)
   OP(greater_equal) OP(less) OP(less_equal) OP(logical_and) OP(logical_or) OP(logical_xor) OP(logical_not) OP(power)
   OP(abs_max) OP(abs_min) OP(abs) OP(square) OP(relu) OP(rsqrt) OP(reciprocal) OP(divide) OP(mod) OP(fmod) OP(average)
+  // clang-format on
 #undef OP
-  return t;
+              return t;
 }
 
 constexpr std::array<Kernels::Reduce, kAluOps> reduce_table() {
@@ -441,9 +449,11 @@ constexpr std::array<Kernels::Reduce, kAluOps> reduce_table() {
   set(AluOp::minimum, reduce_minimum);
 #define OP(NAME, IDENTITY) \
   set(AluOp::NAME, [](const float* in, int64_t n) { return reduce_scalar<NAME>(in, n, IDENTITY); });
+  // clang-format off
   OP(logical_and, 1.0f) OP(logical_or, 0.0f) OP(logical_xor, 0.0f) OP(abs_max, 0.0f) OP(abs_min, INFINITY)
+  // clang-format on
 #undef OP
-  return t;
+      return t;
 }
 
 constexpr Kernels make() {

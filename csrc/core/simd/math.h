@@ -28,7 +28,8 @@ inline float exp(float x) {
   p = p * r + 0.5f;
   p = (p * r) * r + r + 1.0f;
   const int32_t k = static_cast<int32_t>(n), half = k >> 1;
-  const float y = p * from_bits(static_cast<uint32_t>(half + 127) << 23) * from_bits(static_cast<uint32_t>(k - half + 127) << 23);
+  const float y =
+      p * from_bits(static_cast<uint32_t>(half + 127) << 23) * from_bits(static_cast<uint32_t>(k - half + 127) << 23);
   return x != x ? x : y;
 }
 
@@ -111,9 +112,7 @@ inline float sin(float x) {
 
 inline float gelu(float x) { return 0.5f * x * (1.0f + erf(x * 0.70710678f)); }
 inline float erf_dx(float x) { return 1.12837917f * exp(-x * x); }
-inline float gelu_dx(float x) {
-  return 0.5f * (1.0f + erf(x * 0.70710678f)) + x * 0.39894228f * exp(-0.5f * x * x);
-}
+inline float gelu_dx(float x) { return 0.5f * (1.0f + erf(x * 0.70710678f)) + x * 0.39894228f * exp(-0.5f * x * x); }
 inline float gelu_tanh(float x) { return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x))); }
 inline float gelu_sigmoid(float x) { return x * sigmoid(1.702f * x); }
 inline float gelu_sigmoid_dx(float x) {

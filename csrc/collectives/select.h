@@ -1,0 +1,22 @@
+// Which algorithm a collective uses. No torch here.
+#pragma once
+
+#include <cstddef>
+
+#include "types.h"
+
+namespace neuron::collectives {
+
+enum class Algorithm : uint8_t { mesh, ring, doubling, tree, direct, hierarchical };
+const char* name_of(Algorithm a);
+
+struct Topology {
+  int ranks = 1, hosts = 1;
+  bool even = true;  // every host has the same number of ranks
+};
+
+// By operation, size and topology; TORCH_NEURON_COLLECTIVE_ALGORITHM (`all_reduce=ring,broadcast=tree`) overrides it.
+// Throws std::invalid_argument if the override names what does not exist.
+Algorithm choose(Kind kind, size_t bytes, const Topology& topology);
+
+}  // namespace neuron::collectives
