@@ -128,7 +128,52 @@ AUTOLOAD = Variable(
     "`import torchneuron.device` then loads this one.",
 )
 
-VARIABLES = [NUM_CORES, VISIBLE_CORES, LOCAL_WORLD_SIZE, LAUNCH_BLOCKING, STRICT, MEMORY_BYTES, INTERFACE, COLLECTIVE_ALGORITHM, HOST, AUTOLOAD]
+PLATFORM_TARGET = Variable(
+    "NEURON_PLATFORM_TARGET_OVERRIDE",
+    None,
+    str,
+    "The Trainium that NKI kernels are checked and timed for: `trn1`, `trn2` or `trn3`. `NKI_NC_VERSION` (`gen2` to "
+    "`gen4`) says the same to NKI code.",
+    "`trn3`",
+)
+NC_VERSION = Variable("NKI_NC_VERSION", None, str, "See `NEURON_PLATFORM_TARGET_OVERRIDE`, which wins.", "unset")
+NKI_SIMULATOR = Variable("NKI_SIMULATOR", False, _flag, "`1`: NKI kernels run step by step in Python.")
+DMA_TRANSPOSE_ON_PE = Variable(
+    "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", False, _flag, "`true`: transposing DMA runs on the tensor engine (trn2, trn3)."
+)
+MX_SCALE = Variable(
+    "TORCH_NEURON_MX_SCALE",
+    "",
+    str,
+    "`ocp`: MX block scales as the OCP specification and NKI before 0.5 have them, without headroom for rounding.",
+    "with headroom",
+)
+SIMD = Variable(
+    "NEURON_SIMD",
+    None,
+    str,
+    "Vector instructions of the software NeuronCore: `baseline`, `avx2` or `avx512`. Results do not depend on it.",
+    "the best that the machine has",
+)
+
+VARIABLES = [
+    NUM_CORES,
+    VISIBLE_CORES,
+    LOCAL_WORLD_SIZE,
+    LAUNCH_BLOCKING,
+    STRICT,
+    MEMORY_BYTES,
+    INTERFACE,
+    COLLECTIVE_ALGORITHM,
+    HOST,
+    PLATFORM_TARGET,
+    NC_VERSION,
+    NKI_SIMULATOR,
+    DMA_TRANSPOSE_ON_PE,
+    MX_SCALE,
+    SIMD,
+    AUTOLOAD,
+]
 
 
 def device_count() -> int:

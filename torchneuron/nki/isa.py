@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from torchneuron import env
+
 from .. import _core
 from . import dtypes, ops
 from .errors import NkiValidationError
@@ -717,10 +719,9 @@ def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str 
 
     The scale leaves one binade of headroom (API 0.5 on); TORCH_NEURON_MX_SCALE=ocp follows the OCP rule, as API 0.3.
     """
-    import os
 
     _written(dst, dst_scale)
-    headroom = os.environ.get("TORCH_NEURON_MX_SCALE", "") != "ocp"
+    headroom = env.MX_SCALE.get() != "ocp"
     return current().emit("quantize_mx", 0, (dst.access(), src.access(), dst_scale.access()), {"count": headroom})
 
 
@@ -816,4 +817,3 @@ def register_store(dst: NkiTensor, src: Register) -> Instruction:
     """The element of a one-element tensor = src."""
     _written(dst)
     return current().emit("register_store", 0, (dst.access(),), {"start_reg": src.id})
-

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from torchneuron import env
 
 from .. import _core
 from ..perf import targets
@@ -101,7 +102,7 @@ class Kernel:
                 return wrap_nki(self)(*args, **kwargs)
             if any(arrays.is_fake(x) for x in args) or any(arrays.is_fake(x) for x in kwargs.values()):
                 return self._infer(args, kwargs)
-        if self.step or os.environ.get("NKI_SIMULATOR") == "1":
+        if self.step or env.NKI_SIMULATOR.get():
             return self.run_steps(args, kwargs)
         traced = self.trace(args, kwargs)
         return self.run_steps(args, kwargs) if traced is None else self.launch(traced, args, kwargs)
@@ -355,7 +356,7 @@ def _run_together(launch: Launch, bodies: list[Callable[[], None]]) -> None:
 
 
 def jit(fn: Callable | None = None, **kwargs: object) -> Callable:
-    """Makes a kernel of a function. Options (kwargs) of the vendor's jit are accepted; mode="simulation" runs step by step."""
+    """Makes a kernel of a function. The vendor's options are accepted; mode="simulation" runs step by step."""
     if fn is None:
         return functools.partial(jit, **kwargs)
     if isinstance(fn, Kernel):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from torchneuron import env
+
 from .. import _core
 from . import dtypes, isa
 from .dtypes import (  # noqa: F401
@@ -52,11 +54,7 @@ class _TileSize:
 
     pmax = _core.PARTITIONS
     psum_num_banks = property(
-        lambda self: (
-            7
-            if os.environ.get("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE") == "true" and _target().generation >= 3
-            else _core.PSUM_BANKS
-        )
+        lambda self: 7 if env.DMA_TRANSPOSE_ON_PE.get() and _target().generation >= 3 else _core.PSUM_BANKS
     )
     psum_bank_fmax_bytes = _core.PSUM_BANK_BYTES
     psum_bank_fmax = psum_fmax = _core.PSUM_BANK_BYTES // 4

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from torchneuron import env
 
 from .. import _core
 
@@ -64,4 +65,4 @@ def sources(name: str) -> dict[str, dict]:
 
 def default() -> Target:
     """The target of NEURON_PLATFORM_TARGET_OVERRIDE or NKI_NC_VERSION, else trn3 (the simulator's default)."""
-    return get(os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE") or os.environ.get("NKI_NC_VERSION") or "trn3")
+    return get(env.PLATFORM_TARGET.get() or env.NC_VERSION.get() or "trn3")
