@@ -77,14 +77,15 @@ class Model {
     // Descriptors: contiguous runs of the side that is cut finer.
     const int64_t run = std::max<int64_t>(1, std::min(run_bytes(dst), run_bytes(src)));
     const int64_t rows = std::max<int64_t>(1, bytes / run);
-    engines = static_cast<int>(std::min<int64_t>(t_.dma_engines, std::max<int64_t>(1, (rows + 7) / 8)));
-    // A large single row is cut so that every engine has a part.
-    if (rows < 8 && bytes / t_.dma_engines >= 512) engines = t_.dma_engines;
+    // A transfer is spread by on-chip partition, 8 to an engine; between HBM tensors evenly.
+    int64_t partitions = 0;
+    for (const Access* a : {&dst, &src})
+      if (on_chip(storages_[a->storage].memory)) partitions = std::max(partitions, a->partitions());
+    const int64_t wanted = partitions ? (partitions + 7) / 8 : std::max(rows, bytes / 512);
+    engines = static_cast<int>(std::clamp<int64_t>(wanted, 1, t_.dma_engines));
     const double row = std::max(t_.dma_row_ns, static_cast<double>(run) / t_.dma_bytes_per_ns + t_.dma_row_overhead_ns);
-    const double per_engine =
-        std::max(static_cast<double>(rows) / engines * row, static_cast<double>(bytes) / engines / t_.dma_bytes_per_ns);
-    return (rows < engines ? static_cast<double>(bytes) / engines / t_.dma_bytes_per_ns + t_.dma_row_overhead_ns
-                           : per_engine) *
+    const double cut = static_cast<double>(bytes) / engines / t_.dma_bytes_per_ns;  // rows may be cut between engines
+    return std::max(rows < engines ? t_.dma_row_overhead_ns : static_cast<double>(rows) / engines * row, cut) *
            std::max(1.0, in.spec().cost.per_element);
   }
 

@@ -16,10 +16,10 @@ struct Target {
   double dma_bytes_per_ns = 0;  // one engine, sustained
   double dma_row_ns = 0;        // least time of one contiguous row on its engine
   double dma_row_overhead_ns = 0;
-  double dma_start_ns = 0;    // semaphore to first byte
-  double instruction_ns = 0;  // issue of a compute instruction that waits for another engine
-  double min_cycles = 64;     // initiation interval of compute instructions
-  double access_cycles = 60;  // SBUF/PSUM access latency seen by a dependent instruction
+  double dma_start_ns = 0;     // semaphore to first byte
+  double instruction_ns = 0;   // issue of a compute instruction that waits for another engine
+  double min_cycles = 64;      // initiation interval of compute instructions
+  double access_cycles = 160;  // from the end of an instruction to the start of one that depends on it
   double fp32_matmul_passes = 4;
   double hbm_bytes_per_ns = 0;     // per core
   bool vector_fast_modes = false;  // 4x/2x modes for 16-bit data

@@ -331,6 +331,7 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
       out << "; the buffer was allocated @" << s.source << " and nothing writes it";
     throw UninitialisedRead(out.str());
   };
+  std::vector<int64_t> garbage;  // partitions of the result
   for (size_t i = 0; i < in.operands.size(); ++i) {
     const Operand& o = in.operands[i];
     if (!o.is_tile()) continue;
@@ -343,14 +344,17 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
       continue;
     }
     if (in.opcode == Opcode::core_barrier) continue;
-    if (in.opcode == Opcode::nonzero_with_count) {  // looks at every 16th partition
-      Access some = o.access;
+    if (in.opcode == Opcode::nonzero_with_count) {  // every 16th partition by itself: garbage in, garbage out
+      Access row = o.access;
+      row.dims[0].size = 1;
       for (int64_t p = 0; p < o.access.partitions(); p += 16) {
-        some.dims[0].size = 1;
-        some.offset = o.access.offset + p * o.access.dims[0].stride;
-        read(some, sp.operands[i].name);
+        row.offset = o.access.offset + p * o.access.dims[0].stride;
+        if (maps_[row.storage].first_unwritten(storages[row.storage], row) >= 0) garbage.push_back(p);
       }
-      continue;
+      if (static_cast<int64_t>(garbage.size()) * 16 < o.access.partitions()) {
+        live_.use(row.storage);
+        continue;
+      }
     }
     read(o.access, sp.operands[i].name);
   }
@@ -369,6 +373,12 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
       maps_[a.storage].mark_all();  // where it wrote is known at run time only
     else
       maps_[a.storage].mark(storages[a.storage], a);
+    for (int64_t p : garbage) {
+      Access row = a;
+      row.dims[0].size = 1;
+      row.offset = a.offset + p * a.dims[0].stride;
+      maps_[a.storage].assign(storages[a.storage], row, std::vector<uint8_t>(row.elements(), 0));
+    }
     writer_[a.storage] = in.source;
   }
 }

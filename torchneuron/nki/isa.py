@@ -22,7 +22,7 @@ from .isa_constants import (
     reduce_cmd,
 )
 from .session import Instruction, current, psum
-from .tensor import NkiTensor, Register, load_register
+from .tensor import NkiTensor, Register
 
 FP32_MIN = float(np.finfo(np.float32).min)
 
@@ -817,5 +817,3 @@ def register_store(dst: NkiTensor, src: Register) -> Instruction:
     _written(dst)
     return current().emit("register_store", 0, (dst.access(),), {"start_reg": src.id})
 
-
-__all__ = [n for n in dir() if not n.startswith("_")] + ["load_register"]

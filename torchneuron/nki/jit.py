@@ -354,13 +354,13 @@ def _run_together(launch: Launch, bodies: list[Callable[[], None]]) -> None:
         raise launch.failure
 
 
-def jit(fn: Callable | None = None, **options: object) -> Callable:
-    """Makes a kernel of a function. Options of the vendor's jit are accepted; mode="simulation" runs step by step."""
+def jit(fn: Callable | None = None, **kwargs: object) -> Callable:
+    """Makes a kernel of a function. Options (kwargs) of the vendor's jit are accepted; mode="simulation" runs step by step."""
     if fn is None:
-        return functools.partial(jit, **options)
+        return functools.partial(jit, **kwargs)
     if isinstance(fn, Kernel):
         return fn
-    return Kernel(fn, step=options.get("mode") == "simulation")
+    return Kernel(fn, step=kwargs.get("mode") == "simulation")
 
 
 def simulate_ranks(kernel: Kernel | Callable, ranks: Sequence[Sequence[object]]) -> list:

@@ -39,7 +39,7 @@ from .dtypes import (  # noqa: F401
 from .errors import DataDependentError, NkiValidationError
 from .ops import Op
 from .session import Buffer, current, hbm, psum, sbuf, shared_hbm
-from .tensor import NkiTensor, Register, allocate
+from .tensor import NkiTensor, Register, allocate, ds  # noqa: F401 - nl.ds
 
 private_hbm = hbm
 bool = bool_

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import dtypes, errors
-from .session import Buffer, Storage, current, shared_hbm
+from .session import Buffer, Storage, current
 
 NONE, ROWS, ELEMENTS = 0, 1, 2  # how an access is indexed (Access::Indexing)
 MAX_DIMS = 6
@@ -559,5 +559,3 @@ def allocate(
     storage = session.new_storage(sizes, t, buffer, name, address, array)
     return NkiTensor(storage, t, sizes, row_major(sizes))
 
-
-__all__ = ["NkiTensor", "Register", "allocate", "ds", "load_register", "row_major", "shared_hbm"]
