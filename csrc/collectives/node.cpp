@@ -14,8 +14,8 @@ namespace {
 
 constexpr size_t kSegmentBytes = 32 << 20;
 
-// TORCH_NEURON_HOST, or else kernel boot, process namespace (who can open our memory) and network namespace (who has our
-// address).
+// TORCH_NEURON_HOST, or else kernel boot, process namespace (who can open our memory) and network namespace (who has
+// our address).
 std::string host_identity() {
   if (const char* name = std::getenv("TORCH_NEURON_HOST"); name && *name) return name;
   std::string id;

@@ -13,9 +13,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable
+from typing import Any
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -97,7 +98,9 @@ def _prepare(operation: str, size: int, dtype: Any, device: Any, group: Any) -> 
     }[operation]
 
 
-def measure(operations: list[str], byte_sizes: list[int], dtype: Any, iterations: int, warmup: int, gloo: bool) -> list[dict]:
+def measure(
+    operations: list[str], byte_sizes: list[int], dtype: Any, iterations: int, warmup: int, gloo: bool
+) -> list[dict]:
     """Times the operations in the group of this process; the backends take turns. Every rank must call it."""
     import torch
     import torch.distributed as dist

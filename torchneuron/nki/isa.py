@@ -816,4 +816,3 @@ def register_store(dst: NkiTensor, src: Register) -> Instruction:
     """The element of a one-element tensor = src."""
     _written(dst)
     return current().emit("register_store", 0, (dst.access(),), {"start_reg": src.id})
-

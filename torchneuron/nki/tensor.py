@@ -558,4 +558,3 @@ def allocate(
             )
     storage = session.new_storage(sizes, t, buffer, name, address, array)
     return NkiTensor(storage, t, sizes, row_major(sizes))
-
