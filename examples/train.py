@@ -76,7 +76,7 @@ class Trainer:
         }
 
 
-def train_gpt(device: torch.device, seed: int, steps: int = 400, batch: int = 16) -> dict[str, Any]:
+def train_gpt(device: torch.device, seed: int, steps: int = 300, batch: int = 16) -> dict[str, Any]:
     text, size = gpt.Text(), gpt.Size()
     torch.manual_seed(seed)
     trainer = Trainer("gpt", device, gpt.GPT(len(text.characters), size), learning_rate=3e-3, steps=steps)

@@ -16,6 +16,7 @@ COMMANDS = {
     "ops": ("torchneuron.cli.ops", "the operators that Trainium runs"),
     "env": ("torchneuron.cli.env", "the environment variables"),
     "nki": ("torchneuron.nki.cli", "run an NKI kernel step by step, or predict its time on trn1, trn2, trn3"),
+    "comm-bench": ("torchneuron.distributed.bench", "time collectives, beside gloo"),
     "conformance": ("torchneuron.conformance.__main__", "run PyTorch's own operator tests on the device"),
 }
 
