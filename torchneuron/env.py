@@ -23,14 +23,25 @@ def _positive(text: str) -> int:
     return value
 
 
+# PyTorch keeps a device index in a signed byte.
+_MOST_DEVICES = 127
+
+
+def _core_count(text: str) -> int:
+    value = _positive(text)
+    if value > _MOST_DEVICES:
+        raise ValueError(f"at most {_MOST_DEVICES} devices fit in a process")
+    return value
+
+
 def _core_list(text: str) -> list[int]:
     """`0-3`, `1,2` -> core numbers."""
     cores: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         cores.extend(range(int(first), int(last or first) + 1))
-    if not cores or min(cores) < 0 or len(set(cores)) != len(cores):
-        raise ValueError("expected core numbers such as 0-3 or 4,5")
+    if not cores or min(cores) < 0 or len(set(cores)) != len(cores) or len(cores) > _MOST_DEVICES:
+        raise ValueError(f"expected up to {_MOST_DEVICES} core numbers such as 0-3 or 4,5")
     return cores
 
 
@@ -56,7 +67,7 @@ class Variable:
 
 
 NUM_CORES = Variable(
-    "NEURON_RT_NUM_CORES", None, _positive, "Number of neuron devices of this process.", "`LOCAL_WORLD_SIZE`, else 1"
+    "NEURON_RT_NUM_CORES", None, _core_count, "Number of neuron devices of this process.", "`LOCAL_WORLD_SIZE`, else 1"
 )
 VISIBLE_CORES = Variable(
     "NEURON_RT_VISIBLE_CORES",
@@ -67,7 +78,7 @@ VISIBLE_CORES = Variable(
     "unset",
 )
 LOCAL_WORLD_SIZE = Variable(
-    "LOCAL_WORLD_SIZE", None, _positive, "Set by `torchrun`: the number of devices if nothing else says it.", "unset"
+    "LOCAL_WORLD_SIZE", None, _core_count, "Set by `torchrun`: the number of devices if nothing else says it.", "unset"
 )
 LAUNCH_BLOCKING = Variable(
     "NEURON_LAUNCH_BLOCKING",
@@ -88,6 +99,27 @@ MEMORY_BYTES = Variable(
     "Memory of each device in bytes.",
     "the target's 24 GiB per core, or this device's share of the machine's memory if that is less",
 )
+INTERFACE = Variable(
+    "TORCH_NEURON_INTERFACE",
+    None,
+    str,
+    "Network interface that collectives between hosts are confined to.",
+    "the one that reaches `MASTER_ADDR`",
+)
+COLLECTIVE_ALGORITHM = Variable(
+    "TORCH_NEURON_COLLECTIVE_ALGORITHM",
+    None,
+    str,
+    "Overrides the choice of algorithms, as `all_reduce=ring,broadcast=tree`; docs/distributed.md lists them.",
+    "by operation, size and topology",
+)
+HOST = Variable(
+    "TORCH_NEURON_HOST",
+    None,
+    str,
+    "Name of this host for the ranks of a job: ranks with equal names share memory.",
+    "the kernel's boot, process namespace and network namespace",
+)
 AUTOLOAD = Variable(
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
     True,
@@ -96,7 +128,7 @@ AUTOLOAD = Variable(
     "`import torchneuron.device` then loads this one.",
 )
 
-VARIABLES = [NUM_CORES, VISIBLE_CORES, LOCAL_WORLD_SIZE, LAUNCH_BLOCKING, STRICT, MEMORY_BYTES, AUTOLOAD]
+VARIABLES = [NUM_CORES, VISIBLE_CORES, LOCAL_WORLD_SIZE, LAUNCH_BLOCKING, STRICT, MEMORY_BYTES, INTERFACE, COLLECTIVE_ALGORITHM, HOST, AUTOLOAD]
 
 
 def device_count() -> int:

@@ -42,6 +42,14 @@ at::Tensor make_strided(c10::Storage storage, const at::Tensor& like, DispatchKe
   return at::Tensor(std::move(impl));
 }
 
+// A CPU tensor over the memory of a dense or quantized neuron tensor. `twin`: the CPU storage over the same bytes.
+at::Tensor alias(c10::intrusive_ptr<c10::StorageImpl> twin, const at::Tensor& t) {
+  TORCH_CHECK(twin->data() || t.numel() == 0 || t._is_zerotensor(), "A neuron tensor of sizes ", t.sizes(),
+              " has no memory: its storage was resized to ", twin->nbytes(),
+              " bytes. Resize the storage again before the tensor is used.");
+  return make_strided(c10::Storage(std::move(twin)), t, DispatchKey::CPU, DispatchKey::QuantizedCPU);
+}
+
 // The same sparse or nested tensor with each part replaced by `convert(part)`.
 template <class Convert>
 at::Tensor convert_parts(const at::Tensor& t, c10::Device device, DispatchKey coo, DispatchKey csr, Convert convert) {
@@ -72,10 +80,7 @@ at::Tensor convert_parts(const at::Tensor& t, c10::Device device, DispatchKey co
 
 }  // namespace
 
-at::Tensor host_alias(const at::Tensor& t) {
-  return make_strided(c10::Storage(twin_of(*t.storage().unsafeGetStorageImpl())), t, DispatchKey::CPU,
-                      DispatchKey::QuantizedCPU);
-}
+at::Tensor host_alias(const at::Tensor& t) { return alias(twin_of(*t.storage().unsafeGetStorageImpl()), t); }
 
 at::Tensor adopt_host_tensor(const at::Tensor& host, c10::DeviceIndex index) {
   if (!host.defined()) return host;
@@ -101,8 +106,7 @@ at::Tensor Bridge::to_host(const at::Tensor& t, bool written) {
   if (!is_neuron(t)) return t;
   at::Tensor host;
   if (C10_LIKELY(t.layout() == c10::kStrided && !t.is_nested())) {
-    host = make_strided(c10::Storage(twin(*t.storage().unsafeGetStorageImpl())), t, DispatchKey::CPU,
-                        DispatchKey::QuantizedCPU);
+    host = alias(twin(*t.storage().unsafeGetStorageImpl()), t);
   } else {
     host = convert_parts(t, c10::Device(c10::kCPU), DispatchKey::SparseCPU, DispatchKey::SparseCsrCPU,
                          [&](const at::Tensor& part) { return to_host(part, written); });

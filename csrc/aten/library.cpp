@@ -198,6 +198,9 @@ c10::DeviceIndex common_device(const c10::OperatorHandle& op, const CallPlan& pl
   }
   if (found && host) mixed_devices(op, *host_slot, *found, *host);
   if (!found) found = requested_device(plan, args);
+  // Host tensors alone come here if the caller gave them a neuron generator.
+  TORCH_CHECK(found || !host || !plan.random, "Expected a 'cpu' device type for generator but found 'neuron' (",
+              toString(op.operator_name()), ")");
   return found && found->type() == kNeuron ? resolve_device(found->index()) : current_device();
 }
 

@@ -37,12 +37,17 @@ c10::intrusive_ptr<c10::StorageImpl> borrow(const c10::StorageImpl& storage, voi
 
 }  // namespace
 
+void NeuronStorage::set_twin(c10::intrusive_ptr<c10::StorageImpl> twin) {
+  twin_ = std::move(twin);
+  published_.store(twin_.get(), std::memory_order_release);
+}
+
 void NeuronStorage::release_resources() {
   // Memory taken over from a CPU storage that is still held goes back to it: a kernel may return a tensor that it
   // keeps. A graph under capture holds twins too, but its pool keeps the memory.
   if (C10_UNLIKELY(twin_ && twin_.use_count() > 1 && twin_->data() == data() && !current_capture()))
     twin_->set_data_ptr_noswap(renamed(set_data_ptr({}), c10::Device(c10::kCPU)));
-  twin_.reset();
+  set_twin({});
   c10::StorageImpl::release_resources();
 }
 
@@ -56,16 +61,17 @@ c10::intrusive_ptr<c10::StorageImpl> twin_of(c10::StorageImpl& storage) {
   void* data = storage._mutable_data_ptr_no_checks().get();
   auto* neuron = dynamic_cast<NeuronStorage*>(&storage);
   if (!neuron) return borrow(storage, data);
-  auto& twin = neuron->twin_;
-  if (C10_LIKELY(twin && twin->data() == data && twin->nbytes() == storage.nbytes())) return twin;
+  c10::StorageImpl* twin = neuron->published_.load(std::memory_order_acquire);
+  if (C10_LIKELY(twin && twin->data() == data && twin->nbytes() == storage.nbytes()))
+    return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(twin);
   std::lock_guard lock(refresh_mutex());
-  if (!twin) {
-    twin = borrow(storage, data);
+  if (!neuron->twin_) {
+    neuron->set_twin(borrow(storage, data));
   } else {
-    twin->set_data_ptr_noswap(borrowed(data));
-    twin->set_nbytes(storage.nbytes());
+    neuron->twin_->set_data_ptr_noswap(borrowed(data));
+    neuron->twin_->set_nbytes(storage.nbytes());
   }
-  return twin;
+  return neuron->twin_;
 }
 
 bool has_twin(const c10::StorageImpl& storage) { return typeid(storage) == typeid(NeuronStorage); }
@@ -97,7 +103,7 @@ c10::intrusive_ptr<c10::StorageImpl> adopt_host_storage(c10::StorageImpl& host, 
                                                     renamed(std::move(data), c10::Device(kNeuron, index)),
                                                     device_allocator(), host.resizable());
   host.set_data_ptr_noswap(borrowed(raw));
-  storage->twin_ = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&host);
+  storage->set_twin(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&host));
   return storage;
 }
 

@@ -22,7 +22,9 @@ class NeuronStorage final : public c10::StorageImpl {
  private:
   friend c10::intrusive_ptr<c10::StorageImpl> twin_of(c10::StorageImpl& storage);
   friend c10::intrusive_ptr<c10::StorageImpl> adopt_host_storage(c10::StorageImpl& host, c10::DeviceIndex index);
+  void set_twin(c10::intrusive_ptr<c10::StorageImpl> twin);
   c10::intrusive_ptr<c10::StorageImpl> twin_;
+  std::atomic<c10::StorageImpl*> published_{nullptr};  // twin_, for readers without the lock
 };
 
 // A storage with `bytes` of the device's memory.

@@ -122,3 +122,22 @@ def test_errors_in_backward_hooks_leave_the_graph_usable():
     w.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
     (w * 3).sum().backward()
     assert w.grad.tolist() == [6, 6, 6] and seen[0].tolist() == [3, 3, 3] and len(seen) == 2
+
+
+def test_storage_without_memory_is_refused():
+    t = torch.ones(16, device="neuron")
+    t.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="no memory"):
+        t + 1
+    with pytest.raises(RuntimeError, match="no memory"):
+        torch.lgamma(t)
+    t.untyped_storage().resize_(64)
+    assert t.fill_(2).sum().item() == 32
+
+
+def test_generator_of_the_device_is_refused_by_host_tensors():
+    generator = torch.Generator("neuron")
+    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type"):
+        torch.randn(3, generator=generator)
+    with pytest.raises(RuntimeError, match="Expected a 'neuron' device type"):
+        torch.randn(3, generator=torch.Generator(), device="neuron")

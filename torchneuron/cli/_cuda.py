@@ -139,7 +139,7 @@ class Watch(TorchFunctionMode):
             index = device if isinstance(device, int) else torch.device(device or "cuda").index
             return tensor.to(torch.device("neuron", index), non_blocking=bool(non_blocking))
         if func == torch.Tensor.is_cuda.__get__:
-            if _where.is_internal(next(_outside_overrides())):
+            if _where.is_internal(_asking_file()):
                 return func(*args, **kwargs)
             self.note(".is_cuda", INSTEAD[".is_cuda"])
             return args[0].device.type == "neuron"
@@ -200,8 +200,7 @@ class Watch(TorchFunctionMode):
             """Notes imports of packages that need CUDA, and leaves the import itself to others."""
 
             def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-                importer = next((file for file, _ in _where.stack() if not file.startswith("<frozen ")), "")
-                if name in PACKAGES and not _where.is_internal(importer):
+                if name in PACKAGES and not _where.is_internal(_asking_file()):
                     watch.note(f"import {name}", PACKAGES[name])
 
         return Finder()
@@ -231,7 +230,7 @@ class Watch(TorchFunctionMode):
             yield self
 
 
-def _outside_overrides() -> Iterator[str]:
-    """Files on the stack beyond this module and PyTorch's handling of function modes, innermost first."""
-    skipped = (__file__, torch.overrides.__file__)
-    return (file for file, _ in _where.stack() if file not in skipped)
+def _asking_file() -> str:
+    """The innermost file on the stack beyond this one, PyTorch's function modes and the import system."""
+    skipped = (__file__, torch.overrides.__file__, "<frozen ")
+    return next((file for file, _ in _where.stack() if not file.startswith(skipped)), "")

@@ -43,6 +43,8 @@ def copy_to(tree: Any, device: str) -> Any:
 
     def leaf(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
+            if x.device.type != "cpu":  # a meta tensor
+                return x
             if id(x) not in tensors:
                 tensors[id(x)] = tensor(x)
             return tensors[id(x)]

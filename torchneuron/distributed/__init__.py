@@ -8,11 +8,11 @@ from __future__ import annotations
 import atexit
 from typing import Any
 
-from torchneuron import _C
-
 
 def _create(options: Any, _: Any) -> Any:
     """Makes the backend of a new process group from c10d's DistributedBackendOptions."""
+    from torchneuron import _C
+
     return _C.ProcessGroupNeuron(
         options.store,
         options.group_rank,
@@ -25,7 +25,10 @@ def _create(options: Any, _: Any) -> Any:
 
 def register() -> None:
     """Makes `neuron` a backend of torch.distributed, for neuron and CPU tensors."""
-    import torch.distributed as dist  # a part of `import torch`
+    # Here, because this module may be what imports torch, which then calls this function.
+    import torch.distributed as dist
+
+    from torchneuron import _C
 
     if not dist.is_available():
         return
