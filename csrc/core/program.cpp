@@ -344,6 +344,11 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
       continue;
     }
     if (in.opcode == Opcode::core_barrier) continue;
+    if (in.opcode == Opcode::sendrecv &&  // moves data: what was not written may go along
+        maps_[o.access.storage].query(storages[o.access.storage], o.access) != InitMap::State::none) {
+      live_.use(o.access.storage);
+      continue;
+    }
     if (in.opcode == Opcode::nonzero_with_count) {  // every 16th partition by itself: garbage in, garbage out
       Access row = o.access;
       row.dims[0].size = 1;

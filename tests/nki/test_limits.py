@@ -171,6 +171,21 @@ def test_uninitialised_hbm_and_never_written():
         nki.simulate(k)(X)
 
 
+def test_copies_and_transposes_carry_what_is_written():
+    def k(x, part):
+        t, u = nl.ndarray((128, 64), nl.float32), nl.ndarray((128, 64), nl.float32)
+        nisa.memset(t[0:64], 0)
+        nisa.tensor_copy(u, t)
+        p = nl.ndarray((64, 128), nl.float32, nl.psum)
+        nisa.nc_transpose(p, u)
+        nisa.tensor_scalar(nl.ndarray((64, part), nl.float32), p[:, 0:part], nl.add, 1.0)
+        return x
+
+    nki.simulate(k)(X, 64)
+    with pytest.raises(nki.NkiUninitialisedReadError, match="partition 0, element 64"):
+        nki.simulate(k)(X, 65)
+
+
 def test_a_tile_made_again_is_uninitialised_again():
     def k(x):
         for i in range(2):

@@ -5,6 +5,7 @@ NkiValidationError with the kernel's line. Every function returns a handle whose
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -719,7 +720,6 @@ def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str 
 
     The scale leaves one binade of headroom (API 0.5 on); TORCH_NEURON_MX_SCALE=ocp follows the OCP rule, as API 0.3.
     """
-
     _written(dst, dst_scale)
     headroom = env.MX_SCALE.get() != "ocp"
     return current().emit("quantize_mx", 0, (dst.access(), src.access(), dst_scale.access()), {"count": headroom})

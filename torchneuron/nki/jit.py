@@ -356,7 +356,7 @@ def _run_together(launch: Launch, bodies: list[Callable[[], None]]) -> None:
 
 
 def jit(fn: Callable | None = None, **kwargs: object) -> Callable:
-    """Makes a kernel of a function. The vendor's options are accepted; mode="simulation" runs step by step."""
+    """Makes a kernel of a function. The vendor's options (kwargs) are accepted; mode="simulation" runs step by step."""
     if fn is None:
         return functools.partial(jit, **kwargs)
     if isinstance(fn, Kernel):
