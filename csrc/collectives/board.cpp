@@ -87,8 +87,7 @@ Task<> Board::open(Signature signature, uint64_t operation, uint64_t most, bool 
     agreed = std::min<size_t>(agreed, notice.window_bytes);
   }
   if (large && agreed > kInlineBytes) {
-    for (int i = 0; i < size(); i++)
-      windows_[i] = members_[i].segment->at<std::byte>(notice_of(i).window, 2 * agreed);
+    for (int i = 0; i < size(); i++) windows_[i] = members_[i].segment->at<std::byte>(notice_of(i).window, 2 * agreed);
     stride_ = bytes_ = agreed;
   }
 }

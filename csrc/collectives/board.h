@@ -22,10 +22,10 @@ constexpr size_t kInlineBytes = 16 << 10;  // window that every group has for sm
 // What a rank says of itself when it enters a collective.
 struct Notice {
   Signature signature;
-  uint64_t operation = 0;      // number of the collective in its group
-  uint64_t most = 0;           // most bytes for one peer (all_to_all)
-  uint64_t window = 0;         // offset of a pair of bigger windows in the rank's segment
-  uint64_t window_bytes = 0;   // of each of the two
+  uint64_t operation = 0;     // number of the collective in its group
+  uint64_t most = 0;          // most bytes for one peer (all_to_all)
+  uint64_t window = 0;        // offset of a pair of bigger windows in the rank's segment
+  uint64_t window_bytes = 0;  // of each of the two
 };
 
 struct alignas(64) BoardMemory {

@@ -8,14 +8,15 @@
 namespace neuron::collectives {
 
 namespace {
-constexpr int64_t kSpinNs = 60'000;         // a wake-up costs about 30 us
-constexpr int kCrowdedYields = 30;          // turns that a driver gives its core away before it sleeps
+constexpr int64_t kSpinNs = 60'000;             // a wake-up costs about 30 us
+constexpr int kCrowdedYields = 30;              // turns that a driver gives its core away before it sleeps
 constexpr int64_t kCheckPeriodNs = 20'000'000;  // how often deadlines and peers are looked at
-constexpr int64_t kPollNs = 50'000;         // longest sleep while the network has to be polled
+constexpr int64_t kPollNs = 50'000;             // longest sleep while the network has to be polled
 }  // namespace
 
 int64_t clock_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 Engine::~Engine() { stop(); }

@@ -118,6 +118,8 @@ Task<> FabricLink::receive(int from, uint64_t tag, std::byte* data, size_t bytes
   return fabric_.receive(peers_.at(from), wire_tag(from, me_, tag), data, bytes, from);
 }
 
-Task<bool> FabricLink::probe(int from, uint64_t tag) { return fabric_.probe(peers_.at(from), wire_tag(from, me_, tag)); }
+Task<bool> FabricLink::probe(int from, uint64_t tag) {
+  return fabric_.probe(peers_.at(from), wire_tag(from, me_, tag));
+}
 
 }  // namespace neuron::collectives

@@ -1,8 +1,8 @@
 // Messages between hosts through libfabric: provider `tcp` on any network, `efa` on AWS.
 //
-// The library is loaded at run time; where it is missing, ranks of one host still work. libfabric matches messages by tag;
-// the tag is a keyed hash of the group's secret, the ranks and the user's tag, so nobody who cannot read the job's store
-// can place a message, and messages of different groups never meet.
+// The library is loaded at run time; where it is missing, ranks of one host still work. libfabric matches messages by
+// tag; the tag is a keyed hash of the group's secret, the ranks and the user's tag, so nobody who cannot read the job's
+// store can place a message, and messages of different groups never meet.
 #pragma once
 
 #include <array>

@@ -52,7 +52,8 @@ std::string flight_summary(const FlightMemory& record, int64_t now) {
     const auto& e = record.entries[i % FlightMemory::kEntries];
     const int64_t ended = e.ended_ns.load(std::memory_order_acquire);
     if (ended == 0) {
-      running += (running.empty() ? "in " : ", ") + describe(e.signature, e.number) + " for " + seconds(now - e.started_ns);
+      running +=
+          (running.empty() ? "in " : ", ") + describe(e.signature, e.number) + " for " + seconds(now - e.started_ns);
     } else if (ended >= last_end) {
       last_end = ended;
       last = &e;

@@ -33,7 +33,8 @@ std::string pack(const Card& card) { return {reinterpret_cast<const char*>(&card
 Card unpack(const std::string& text, int rank) {
   Card card;
   if (text.size() != sizeof card)
-    throw CommunicationError("rank " + std::to_string(rank) + " announced itself in another format: all ranks must run the same version of torchneuron");
+    throw CommunicationError("rank " + std::to_string(rank) +
+                             " announced itself in another format: all ranks must run the same version of torchneuron");
   std::memcpy(&card, text.data(), sizeof card);
   if (card.version != kVersion)
     throw CommunicationError("rank " + std::to_string(rank) + " runs another version of torchneuron");
@@ -84,15 +85,16 @@ void GroupOp::completed() {
     } catch (const CommunicationError& e) {
     } catch (const Mismatch& e) {
       failure = group_->give_up(head + "the ranks called different collectives: " + group_->name_of_rank(e.member) +
-                                " called " + describe(e.theirs, number_) + ". What each rank was doing:" +
-                                group_->flight_report());
+                                " called " + describe(e.theirs, number_) +
+                                ". What each rank was doing:" + group_->flight_report());
     } catch (const SizeMismatch& e) {
       failure = group_->give_up(head + group_->name_of_rank(e.member) + " sends " + std::to_string(e.theirs) +
                                 " bytes, but this rank expects " + std::to_string(e.ours) + " from it.");
     } catch (const LengthMismatch& e) {
-      failure = std::make_exception_ptr(CommunicationError(
-          head + "rank " + std::to_string(e.sender) + " sends " + std::to_string(e.sent) +
-          " bytes, but the receiver expects " + std::to_string(e.expected) + ". Tensors of both ends must have one size."));
+      failure = std::make_exception_ptr(
+          CommunicationError(head + "rank " + std::to_string(e.sender) + " sends " + std::to_string(e.sent) +
+                             " bytes, but the receiver expects " + std::to_string(e.expected) +
+                             ". Tensors of both ends must have one size."));
     } catch (const std::exception& e) {
       failure = group_->give_up(head + e.what());
     }
@@ -109,7 +111,8 @@ Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::g
   const size_t board_at = align(sizeof(FlightMemory)), lanes_at = board_at + align(sizeof(BoardMemory));
   auto block = own.allocate(lanes_at + n * sizeof(LaneMemory));
   if (!block)
-    throw CommunicationError("neuron: no shared memory is left for another process group; destroy groups that are not used any more");
+    throw CommunicationError(
+        "neuron: no shared memory is left for another process group; destroy groups that are not used any more");
   block_ = *block;
   flight_ = new (own.at<FlightMemory>(block_)) FlightMemory;
   new (own.at<BoardMemory>(block_ + board_at)) BoardMemory;
@@ -135,7 +138,7 @@ void Group::join(const std::string& own_card) {
   std::vector<Card> cards;
   for (auto& text : options_.exchange("card", own_card)) cards.push_back(unpack(text, static_cast<int>(cards.size())));
 
-  std::vector<std::string> hosts;      // in order of their first rank
+  std::vector<std::string> hosts;       // in order of their first rank
   std::vector<std::vector<int>> ranks;  // of each host
   for (int r = 0; r < n; r++) {
     auto host = std::find(hosts.begin(), hosts.end(), cards[r].host);
@@ -170,7 +173,8 @@ void Group::join(const std::string& own_card) {
       boards.push_back({segment, segment->at<BoardMemory>(cards[r].board)});
       lanes.push_back({r, segment, segment->at<LaneMemory>(cards[r].lanes, n)});
     } catch (const std::exception& e) {
-      throw CommunicationError("neuron: rank " + std::to_string(me) + " cannot reach rank " + std::to_string(r) + ": " + e.what());
+      throw CommunicationError("neuron: rank " + std::to_string(me) + " cannot reach rank " + std::to_string(r) + ": " +
+                               e.what());
     }
   }
   node_.note_local_ranks(static_cast<int>(local_ranks_.size()));
@@ -189,12 +193,14 @@ void Group::join(const std::string& own_card) {
     std::map<int, std::string> reached;
     for (int r = 0; r < n; r++) {
       if (addresses[r].empty() || addresses[r][0] != '+')
-        throw CommunicationError("neuron: rank " + std::to_string(r) + " cannot reach other hosts: " + addresses[r].substr(1));
+        throw CommunicationError("neuron: rank " + std::to_string(r) +
+                                 " cannot reach other hosts: " + addresses[r].substr(1));
       if (remote.count(r)) reached[r] = addresses[r].substr(1);
     }
     fabric = std::make_unique<FabricLink>(node_.fabric(), cards[0].secret, me, reached);
   }
-  router_ = std::make_unique<Router>(std::make_unique<Lanes>(std::move(lanes), place), std::move(fabric), std::move(remote));
+  router_ =
+      std::make_unique<Router>(std::make_unique<Lanes>(std::move(lanes), place), std::move(fabric), std::move(remote));
 }
 
 Group::~Group() {
@@ -213,8 +219,10 @@ std::string Group::name_of_rank(int r) const {
 Task<> Group::collective(const Call& call, uint64_t number) {
   const size_t bytes = call.signature.count * size_of(call.signature.dtype);
   const Algorithm algorithm = choose(call.signature.kind, bytes, topology_);
-  if (algorithm == Algorithm::mesh) co_await mesh::run(*board_, number, call);  // members of the board are the ranks
-  else co_await over_link(algorithm, call, number);
+  if (algorithm == Algorithm::mesh)
+    co_await mesh::run(*board_, number, call);  // members of the board are the ranks
+  else
+    co_await over_link(algorithm, call, number);
 }
 
 Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number) {
@@ -233,20 +241,28 @@ Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number) 
   }
   switch (algorithm) {
     case Algorithm::ring:
-      if (call.signature.kind == Kind::all_reduce) co_await ring::all_reduce(party, call);
-      else if (call.signature.kind == Kind::all_gather) co_await ring::all_gather(party, call);
-      else co_await ring::reduce_scatter(party, call);
+      if (call.signature.kind == Kind::all_reduce)
+        co_await ring::all_reduce(party, call);
+      else if (call.signature.kind == Kind::all_gather)
+        co_await ring::all_gather(party, call);
+      else
+        co_await ring::reduce_scatter(party, call);
       break;
     case Algorithm::doubling:
-      if (call.signature.kind == Kind::all_reduce) co_await doubling::all_reduce(party, call);
-      else co_await doubling::barrier(party);
+      if (call.signature.kind == Kind::all_reduce)
+        co_await doubling::all_reduce(party, call);
+      else
+        co_await doubling::barrier(party);
       break;
     case Algorithm::tree:
-      if (call.signature.kind == Kind::broadcast) co_await tree::broadcast(party, call);
-      else co_await tree::reduce(party, call);
+      if (call.signature.kind == Kind::broadcast)
+        co_await tree::broadcast(party, call);
+      else
+        co_await tree::reduce(party, call);
       break;
     case Algorithm::hierarchical: {
-      const int place = static_cast<int>(std::find(across_ranks_.begin(), across_ranks_.end(), me) - across_ranks_.begin());
+      const int place =
+          static_cast<int>(std::find(across_ranks_.begin(), across_ranks_.end(), me) - across_ranks_.begin());
       Party across{*router_, across_ranks_, place, number << 16};
       co_await hierarchical::all_reduce(*board_, across, number, call, n);
       break;
@@ -266,8 +282,8 @@ std::shared_ptr<GroupOp> Group::start(std::vector<Call> calls, int64_t timeout_n
   std::lock_guard lock(submit_mutex_);
   const uint64_t number = collectives_++;
   const Signature signature = calls.at(0).signature;
-  auto op = std::make_shared<GroupOp>(shared_from_this(), signature, number, in_turn(std::move(calls), number), timeout_ns,
-                                      std::move(done));
+  auto op = std::make_shared<GroupOp>(shared_from_this(), signature, number, in_turn(std::move(calls), number),
+                                      timeout_ns, std::move(done));
   node_.engine().submit(op);
   return op;
 }
@@ -276,7 +292,8 @@ std::shared_ptr<GroupOp> Group::send(int to, int tag, DataType dtype, Piece data
   std::lock_guard lock(submit_mutex_);
   const Signature signature{Kind::send, dtype, Reduction::sum, to, data.bytes / size_of(dtype)};
   auto op = std::make_shared<GroupOp>(shared_from_this(), signature, messages_++,
-                                      router_->send(to, message_tag(tag), data.data, data.bytes), timeout_ns, std::move(done));
+                                      router_->send(to, message_tag(tag), data.data, data.bytes), timeout_ns,
+                                      std::move(done));
   node_.engine().submit(op);
   return op;
 }

@@ -25,7 +25,8 @@ struct GroupOptions {
   std::string name;
   int rank = 0, size = 1;
   std::vector<uint64_t> global_ranks;  // empty: the group's ranks are the job's
-  // Gives this rank's text to all ranks of the group and returns everyone's, in rank order; `what` tells exchanges apart.
+  // Gives this rank's text to all ranks of the group and returns everyone's, in rank order; `what` tells exchanges
+  // apart.
   std::function<std::vector<std::string>(const std::string& what, const std::string& text)> exchange;
 };
 

@@ -9,7 +9,7 @@
 namespace neuron::collectives {
 
 namespace {
-constexpr size_t kEagerBytes = 8 << 10;    // travels with the envelope
+constexpr size_t kEagerBytes = 8 << 10;     // travels with the envelope
 constexpr size_t kWindowBytes = 512 << 10;  // of a message under way
 
 std::byte* eager_data(FlowMemory* flow) { return reinterpret_cast<std::byte*>(flow + 1); }
@@ -56,8 +56,8 @@ Task<> Lanes::send(int to, uint64_t tag, const std::byte* data, size_t bytes) {
   const bool eager = bytes <= kEagerBytes;
   std::optional<uint64_t> offset;
   co_await until([&] {
-    if (turns_[member].now != ticket || lane.head.load(std::memory_order_relaxed) - lane.tail.load(std::memory_order_acquire) ==
-                                            LaneMemory::kDepth)
+    if (turns_[member].now != ticket ||
+        lane.head.load(std::memory_order_relaxed) - lane.tail.load(std::memory_order_acquire) == LaneMemory::kDepth)
       return false;
     reap();
     offset = own().allocate(sizeof(FlowMemory) + (eager ? bytes : 0));
@@ -86,7 +86,8 @@ Task<> Lanes::send(int to, uint64_t tag, const std::byte* data, size_t bytes) {
   for (uint64_t sent = 0; sent < bytes;) {
     co_await until([&] { return sent - flow->consumed.load(std::memory_order_acquire) + step <= ring; });
     const uint64_t end = std::min(bytes, sent + step);
-    through_ring(sent, end, ring, [&](uint64_t at, uint64_t from, uint64_t n) { std::memcpy(base + at, data + from, n); });
+    through_ring(sent, end, ring,
+                 [&](uint64_t at, uint64_t from, uint64_t n) { std::memcpy(base + at, data + from, n); });
     sent = end;
     flow->produced.store(sent, std::memory_order_release);
     wake(member);
@@ -169,7 +170,8 @@ Task<int> Lanes::receive(int from, uint64_t tag, std::byte* data, size_t bytes) 
       base = segment.at<std::byte>(flow->window, ring);
     }
     const uint64_t end = std::min<uint64_t>(flow->produced.load(std::memory_order_acquire), bytes);
-    through_ring(received, end, ring, [&](uint64_t at, uint64_t to, uint64_t n) { std::memcpy(data + to, base + at, n); });
+    through_ring(received, end, ring,
+                 [&](uint64_t at, uint64_t to, uint64_t n) { std::memcpy(data + to, base + at, n); });
     received = end;
     flow->consumed.store(received, std::memory_order_release);
     wake(member);

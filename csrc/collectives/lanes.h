@@ -1,6 +1,6 @@
 // Messages through shared memory. The sender puts an envelope into a short queue of the receiver and streams the data
-// through a window in its own segment once the receiver has matched it; a small message travels with its envelope. So what
-// nobody receives holds no window, and any number of sends may be open.
+// through a window in its own segment once the receiver has matched it; a small message travels with its envelope. So
+// what nobody receives holds no window, and any number of sends may be open.
 #pragma once
 
 #include <atomic>
@@ -79,9 +79,9 @@ class Lanes final : public Link {
   std::vector<Member> members_;
   std::map<int, int> member_of_;
   int me_;
-  std::vector<Turn> turns_;           // sends to a member go in order
-  std::list<Posted*> posted_;         // receives that wait, oldest first
-  std::deque<Arrival> arrivals_;      // messages nobody waits for yet, oldest first
+  std::vector<Turn> turns_;       // sends to a member go in order
+  std::list<Posted*> posted_;     // receives that wait, oldest first
+  std::deque<Arrival> arrivals_;  // messages nobody waits for yet, oldest first
   struct Flow {
     uint64_t offset;
     FlowMemory* memory;

@@ -33,8 +33,8 @@ const Library& library() {
   static const Library lib = [] {
     void* handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!handle)
-      throw std::runtime_error(std::string("Ranks on several hosts need libfabric, which cannot be loaded (") + dlerror() +
-                               "). " + kInstall + " on every host");
+      throw std::runtime_error(std::string("Ranks on several hosts need libfabric, which cannot be loaded (") +
+                               dlerror() + "). " + kInstall + " on every host");
     auto symbol = [&](auto& out, const char* name) {
       out = reinterpret_cast<std::remove_reference_t<decltype(out)>>(dlsym(handle, name));
       if (!out) throw std::runtime_error(std::string("libfabric.so.1 has no ") + name + ". " + kInstall);
@@ -142,15 +142,20 @@ Libfabric::Libfabric(const std::string& interface_address) {
   }
   check(code, "no provider for messages between hosts (FI_PROVIDER may exclude tcp and efa)");
   info_.reset(found);
-  fabric_ = make<fid_fabric>([&](fid_fabric** f) { return library().fabric(info_->fabric_attr, f, nullptr); }, "opening the fabric");
-  domain_ = make<fid_domain>([&](fid_domain** d) { return fi_domain(fabric_.get(), info_.get(), d, nullptr); }, "opening the domain");
+  fabric_ = make<fid_fabric>([&](fid_fabric** f) { return library().fabric(info_->fabric_attr, f, nullptr); },
+                             "opening the fabric");
+  domain_ = make<fid_domain>([&](fid_domain** d) { return fi_domain(fabric_.get(), info_.get(), d, nullptr); },
+                             "opening the domain");
   fi_av_attr av{};
   av.type = FI_AV_TABLE;
-  addresses_ = make<fid_av>([&](fid_av** a) { return fi_av_open(domain_.get(), &av, a, nullptr); }, "making the address table");
+  addresses_ =
+      make<fid_av>([&](fid_av** a) { return fi_av_open(domain_.get(), &av, a, nullptr); }, "making the address table");
   fi_cq_attr cq{};
   cq.format = FI_CQ_FORMAT_TAGGED;
-  completions_ = make<fid_cq>([&](fid_cq** c) { return fi_cq_open(domain_.get(), &cq, c, nullptr); }, "making the completion queue");
-  endpoint_ = make<fid_ep>([&](fid_ep** e) { return fi_endpoint(domain_.get(), info_.get(), e, nullptr); }, "making the endpoint");
+  completions_ = make<fid_cq>([&](fid_cq** c) { return fi_cq_open(domain_.get(), &cq, c, nullptr); },
+                              "making the completion queue");
+  endpoint_ = make<fid_ep>([&](fid_ep** e) { return fi_endpoint(domain_.get(), info_.get(), e, nullptr); },
+                           "making the endpoint");
   check(fi_ep_bind(endpoint_.get(), &addresses_->fid, 0), "binding the address table");
   check(fi_ep_bind(endpoint_.get(), &completions_->fid, FI_TRANSMIT | FI_RECV), "binding the completion queue");
   check(fi_enable(endpoint_.get()), "enabling the endpoint");
@@ -202,8 +207,9 @@ bool Libfabric::poll() {
 
 Object<fid_mr> Libfabric::registered(const void* data, size_t bytes, uint64_t access, void*& descriptor) {
   if (!(info_->domain_attr->mr_mode & FI_MR_LOCAL) || !bytes) return nullptr;
-  auto mr = make<fid_mr>([&](fid_mr** m) { return fi_mr_reg(domain_.get(), data, bytes, access, 0, next_key_++, 0, m, nullptr); },
-                         "registering memory");
+  auto mr = make<fid_mr>(
+      [&](fid_mr** m) { return fi_mr_reg(domain_.get(), data, bytes, access, 0, next_key_++, 0, m, nullptr); },
+      "registering memory");
   descriptor = fi_mr_desc(mr.get());
   return mr;
 }
@@ -211,8 +217,8 @@ Object<fid_mr> Libfabric::registered(const void* data, size_t bytes, uint64_t ac
 Task<> Libfabric::finish(Transfer& transfer, const char* what, int rank) {
   co_await until([&] { return transfer.done; });
   if (transfer.error && transfer.error != FI_ETRUNC)
-    throw std::runtime_error(std::string(what) + " rank " + std::to_string(rank) + ": " + library().strerror(transfer.error) +
-                             " (the connection is lost or the rank has left)");
+    throw std::runtime_error(std::string(what) + " rank " + std::to_string(rank) + ": " +
+                             library().strerror(transfer.error) + " (the connection is lost or the rank has left)");
 }
 
 Task<> Libfabric::send(uint64_t peer, uint64_t tag, const std::byte* data, size_t bytes, int rank) {
@@ -278,7 +284,8 @@ namespace neuron::collectives {
 
 std::unique_ptr<Fabric> Fabric::open(const std::string&) {
   throw std::runtime_error(
-      "Ranks on several hosts need libfabric, and torchneuron was built without its headers: install the Debian package "
+      "Ranks on several hosts need libfabric, and torchneuron was built without its headers: install the Debian "
+      "package "
       "libfabric-dev and build again");
 }
 

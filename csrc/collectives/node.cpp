@@ -14,14 +14,14 @@ namespace {
 
 constexpr size_t kSegmentBytes = 32 << 20;
 
-// TORCH_NEURON_HOST, or else kernel boot, process namespace (who can open our memory) and network namespace (who has our
-// address).
+// TORCH_NEURON_HOST, or else kernel boot, process namespace (who can open our memory) and network namespace (who has
+// our address).
 std::string host_identity() {
   if (const char* name = std::getenv("TORCH_NEURON_HOST"); name && *name) return name;
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
   for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
-    struct stat st {};
+    struct stat st{};
     if (stat(name, &st) == 0) id.append("/").append(std::to_string(st.st_ino));
   }
   return id;
@@ -34,7 +34,8 @@ int usable_cores() {
 
 }  // namespace
 
-Node::Node() : host_(host_identity()), segment_(std::make_shared<Segment>(kSegmentBytes)), engine_(segment_->doorbell()) {}
+Node::Node()
+    : host_(host_identity()), segment_(std::make_shared<Segment>(kSegmentBytes)), engine_(segment_->doorbell()) {}
 
 std::atomic<Node*> Node::made_{nullptr};
 

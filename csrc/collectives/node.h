@@ -1,4 +1,5 @@
-// What the process has once, whatever the number of groups: its shared memory, the engine, the mapped peers. No torch here.
+// What the process has once, whatever the number of groups: its shared memory, the engine, the mapped peers. No torch
+// here.
 #pragma once
 
 #include <map>

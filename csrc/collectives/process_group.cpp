@@ -1,9 +1,9 @@
 #include "process_group.h"
 
 #include <ATen/ops/empty.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "aten/bridge.h"
 #include "group.h"
@@ -32,28 +32,39 @@ constexpr auto kDrainTime = std::chrono::seconds(5);
 
 std::optional<DataType> known_type(c10::ScalarType t) {
   switch (t) {
-#define X(scalar, type) \
-  case c10::ScalarType::scalar: return DataType::type;
-    X(Byte, uint8) X(Char, int8) X(Bool, bool8) X(Short, int16) X(UInt16, uint16) X(Int, int32) X(UInt32, uint32)
-    X(Long, int64) X(UInt64, uint64) X(Half, float16) X(BFloat16, bfloat16) X(Float, float32) X(Double, float64)
-    X(ComplexFloat, complex64) X(ComplexDouble, complex128)
+#define X(scalar, type)         \
+  case c10::ScalarType::scalar: \
+    return DataType::type;
+    X(Byte, uint8)
+    X(Char, int8) X(Bool, bool8) X(Short, int16) X(UInt16, uint16) X(Int, int32) X(UInt32, uint32) X(Long, int64)
+        X(UInt64, uint64) X(Half, float16) X(BFloat16, bfloat16) X(Float, float32) X(Double, float64)
+            X(ComplexFloat, complex64) X(ComplexDouble, complex128)
 #undef X
-    default: return std::nullopt;
+                default : return std::nullopt;
   }
 }
 
 Reduction reduction_of(const c10d::ReduceOp& op) {
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
-    case c10d::ReduceOp::PREMUL_SUM: return Reduction::sum;
-    case c10d::ReduceOp::AVG: return Reduction::avg;
-    case c10d::ReduceOp::PRODUCT: return Reduction::product;
-    case c10d::ReduceOp::MIN: return Reduction::min;
-    case c10d::ReduceOp::MAX: return Reduction::max;
-    case c10d::ReduceOp::BAND: return Reduction::band;
-    case c10d::ReduceOp::BOR: return Reduction::bor;
-    case c10d::ReduceOp::BXOR: return Reduction::bxor;
-    default: TORCH_CHECK_VALUE(false, "This reduce operation is not known to the neuron backend.");
+    case c10d::ReduceOp::PREMUL_SUM:
+      return Reduction::sum;
+    case c10d::ReduceOp::AVG:
+      return Reduction::avg;
+    case c10d::ReduceOp::PRODUCT:
+      return Reduction::product;
+    case c10d::ReduceOp::MIN:
+      return Reduction::min;
+    case c10d::ReduceOp::MAX:
+      return Reduction::max;
+    case c10d::ReduceOp::BAND:
+      return Reduction::band;
+    case c10d::ReduceOp::BOR:
+      return Reduction::bor;
+    case c10d::ReduceOp::BXOR:
+      return Reduction::bxor;
+    default:
+      TORCH_CHECK_VALUE(false, "This reduce operation is not known to the neuron backend.");
   }
 }
 
@@ -80,7 +91,8 @@ std::vector<Piece> equal_pieces(const at::Tensor& t, int n) {
 }
 
 std::vector<Piece> row_pieces(const at::Tensor& t, const std::vector<int64_t>& rows, int n, const char* which) {
-  TORCH_CHECK_VALUE(static_cast<int>(rows.size()) == n, "all_to_all: ", which, " has ", rows.size(), " entries for ", n, " ranks.");
+  TORCH_CHECK_VALUE(static_cast<int>(rows.size()) == n, "all_to_all: ", which, " has ", rows.size(), " entries for ", n,
+                    " ranks.");
   TORCH_CHECK_VALUE(t.dim() > 0, "all_to_all: tensors need a dimension to split.");
   const size_t row_bytes = t.size(0) ? t.nbytes() / t.size(0) : 0;
   auto* data = static_cast<std::byte*>(t.data_ptr());
@@ -91,7 +103,8 @@ std::vector<Piece> row_pieces(const at::Tensor& t, const std::vector<int64_t>& r
     out.push_back({data + total * row_bytes, r * row_bytes});
     total += r;
   }
-  TORCH_CHECK_VALUE(total == t.size(0), "all_to_all: ", which, " adds up to ", total, " rows, but the tensor has ", t.size(0), ".");
+  TORCH_CHECK_VALUE(total == t.size(0), "all_to_all: ", which, " adds up to ", total, " rows, but the tensor has ",
+                    t.size(0), ".");
   return out;
 }
 
@@ -155,8 +168,8 @@ class ProcessGroupNeuron::Plan {
     return t;
   }
 
-  void add(Kind kind, const at::Tensor& like, std::vector<Piece> in, std::vector<Piece> out, size_t most, size_t count_bytes,
-           int root = -1, bool uneven = false) {
+  void add(Kind kind, const at::Tensor& like, std::vector<Piece> in, std::vector<Piece> out, size_t most,
+           size_t count_bytes, int root = -1, bool uneven = false) {
     Signature s = signature(kind, like);
     s.root = root;
     s.count = count_bytes / collectives::size_of(s.dtype);
@@ -167,8 +180,9 @@ class ProcessGroupNeuron::Plan {
     add(kind, like, std::move(in), std::move(out), most, count_bytes, root);
     Signature& s = calls_.back().signature;
     s.reduction = reduction_of(op);
-    TORCH_CHECK_TYPE(collectives::reducible(s.dtype, s.reduction), "Reduce operation ", collectives::name_of(s.reduction),
-                     " does not exist for tensors of type ", like.scalar_type(), ".");
+    TORCH_CHECK_TYPE(collectives::reducible(s.dtype, s.reduction), "Reduce operation ",
+                     collectives::name_of(s.reduction), " does not exist for tensors of type ", like.scalar_type(),
+                     ".");
   }
   static Signature signature(Kind kind, const at::Tensor& like) {
     Signature s;
@@ -182,29 +196,33 @@ class ProcessGroupNeuron::Plan {
     add_reduction(Kind::all_reduce, t, op, {piece_of(in)}, {piece_of(out)}, 0, out.nbytes());
   }
   void gather_all(const at::Tensor& out, const at::Tensor& in) {
-    TORCH_CHECK_TYPE(out.scalar_type() == in.scalar_type(), "all_gather: the output is ", out.scalar_type(), ", the input ", in.scalar_type(), ".");
-    TORCH_CHECK_VALUE(out.numel() == in.numel() * size_, "all_gather: the output has ", out.numel(), " elements; ", size_,
-                      " ranks times ", in.numel(), " are needed.");
+    TORCH_CHECK_TYPE(out.scalar_type() == in.scalar_type(), "all_gather: the output is ", out.scalar_type(),
+                     ", the input ", in.scalar_type(), ".");
+    TORCH_CHECK_VALUE(out.numel() == in.numel() * size_, "all_gather: the output has ", out.numel(), " elements; ",
+                      size_, " ranks times ", in.numel(), " are needed.");
     at::Tensor from = keep(input(in)), to = output(out);
     add(Kind::all_gather, in, {piece_of(from)}, equal_pieces(to, size_), from.nbytes(), to.nbytes());
   }
   void gather_list(const Tensors& outs, const at::Tensor& in, int rank) {
-    TORCH_CHECK_VALUE(static_cast<int>(outs.size()) == size_, "all_gather: ", outs.size(), " outputs for ", size_, " ranks.");
+    TORCH_CHECK_VALUE(static_cast<int>(outs.size()) == size_, "all_gather: ", outs.size(), " outputs for ", size_,
+                      " ranks.");
     TORCH_CHECK_VALUE(outs[rank].numel() == in.numel(), "all_gather: output ", rank, " has ", outs[rank].numel(),
                       " elements, this rank's input ", in.numel(), ".");
     at::Tensor from = keep(input(in));
     std::vector<Piece> pieces;
     for (auto& o : outs) {
-      TORCH_CHECK_TYPE(o.scalar_type() == in.scalar_type(), "all_gather: an output is ", o.scalar_type(), ", the input ", in.scalar_type(), ".");
+      TORCH_CHECK_TYPE(o.scalar_type() == in.scalar_type(), "all_gather: an output is ", o.scalar_type(),
+                       ", the input ", in.scalar_type(), ".");
       pieces.push_back(piece_of(output(o)));
     }
     const size_t most = biggest(pieces), total = total_bytes(pieces);
     add(Kind::all_gather, in, {piece_of(from)}, std::move(pieces), most, total);
   }
   void scatter_sum(const at::Tensor& out, const at::Tensor& in, const c10d::ReduceOp& op) {
-    TORCH_CHECK_TYPE(out.scalar_type() == in.scalar_type(), "reduce_scatter: the output is ", out.scalar_type(), ", the input ", in.scalar_type(), ".");
-    TORCH_CHECK_VALUE(in.numel() == out.numel() * size_, "reduce_scatter: the input has ", in.numel(), " elements; ", size_,
-                      " ranks times ", out.numel(), " are needed.");
+    TORCH_CHECK_TYPE(out.scalar_type() == in.scalar_type(), "reduce_scatter: the output is ", out.scalar_type(),
+                     ", the input ", in.scalar_type(), ".");
+    TORCH_CHECK_VALUE(in.numel() == out.numel() * size_, "reduce_scatter: the input has ", in.numel(), " elements; ",
+                      size_, " ranks times ", out.numel(), " are needed.");
     at::Tensor from = scaled(in, op), to = output(out);
     add_reduction(Kind::reduce_scatter, in, op, equal_pieces(from, size_), {piece_of(to)}, to.nbytes(), from.nbytes());
   }
@@ -217,7 +235,8 @@ class ProcessGroupNeuron::Plan {
   void note(const at::Tensor& t) {
     keep(t);
     auto& devices = state_->devices;
-    if (is_neuron(t) && std::find(devices.begin(), devices.end(), t.device()) == devices.end()) devices.push_back(t.device());
+    if (is_neuron(t) && std::find(devices.begin(), devices.end(), t.device()) == devices.end())
+      devices.push_back(t.device());
   }
   int size_;
   std::shared_ptr<WorkState> state_;
@@ -278,10 +297,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::split(const c10::intrusive
   if (me == ranks.end()) return nullptr;
   std::vector<uint64_t> global;
   for (int r : ranks)
-    global.push_back(options_->global_ranks_in_group.empty() ? static_cast<uint64_t>(r) : options_->global_ranks_in_group.at(r));
-  return c10::make_intrusive<ProcessGroupNeuron>(store, static_cast<int>(me - ranks.begin()), static_cast<int>(ranks.size()),
-                                                 options ? options->timeout : options_->timeout,
-                                                 options ? options->group_name : options_->group_name + ":split", global);
+    global.push_back(options_->global_ranks_in_group.empty() ? static_cast<uint64_t>(r)
+                                                             : options_->global_ranks_in_group.at(r));
+  return c10::make_intrusive<ProcessGroupNeuron>(
+      store, static_cast<int>(me - ranks.begin()), static_cast<int>(ranks.size()),
+      options ? options->timeout : options_->timeout, options ? options->group_name : options_->group_name + ":split",
+      global);
 }
 
 ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::launch(Plan plan, c10d::OpType type, std::chrono::milliseconds timeout,
@@ -301,8 +322,10 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::broadcast(Tensors& tensors, cons
   const int root = static_cast<int>(opts.rootRank);
   at::Tensor t = plan.in_place(tensors[0]);
   std::vector<Piece> in, out(getSize());
-  if (root == getRank()) in = {piece_of(t)};
-  else out[root] = piece_of(t);
+  if (root == getRank())
+    in = {piece_of(t)};
+  else
+    out[root] = piece_of(t);
   plan.add(Kind::broadcast, t, std::move(in), std::move(out), t.nbytes(), t.nbytes(), root);
   return launch(std::move(plan), c10d::OpType::BROADCAST, opts.timeout, opts.asyncOp);
 }
@@ -358,8 +381,8 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::_allgather_base(at::Tensor& outp
 ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                                     const c10d::AllgatherOptions& opts) {
   // Lists by rank, each with one output per input.
-  TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == getSize() && !inputs.empty(), "all_gather_coalesced takes ", getSize(),
-                    " lists of outputs and at least one input.");
+  TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == getSize() && !inputs.empty(), "all_gather_coalesced takes ",
+                    getSize(), " lists of outputs and at least one input.");
   Plan plan(getSize());
   for (size_t i = 0; i < inputs.size(); i++) {
     Tensors outs;
@@ -371,8 +394,8 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::allgather_coalesced(std::vector<
 
 ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                                 const c10d::AllgatherOptions& opts) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !inputs.empty(), "all_gather_into_tensor_coalesced: ", outputs.size(),
-                    " outputs for ", inputs.size(), " inputs.");
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !inputs.empty(),
+                    "all_gather_into_tensor_coalesced: ", outputs.size(), " outputs for ", inputs.size(), " inputs.");
   Plan plan(getSize());
   for (size_t i = 0; i < inputs.size(); i++) plan.gather_all(outputs[i], inputs[i]);
   return launch(std::move(plan), c10d::OpType::ALLGATHER_COALESCED, opts.timeout, opts.asyncOp);
@@ -386,7 +409,8 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::gather(std::vector<Tensors>& out
   at::Tensor in = plan.keep(plan.input(inputs[0]));
   std::vector<Piece> out(getSize());
   if (root == getRank()) {
-    TORCH_CHECK_VALUE(outputs.size() == 1 && static_cast<int>(outputs[0].size()) == getSize(), "gather: the root needs ", getSize(), " outputs.");
+    TORCH_CHECK_VALUE(outputs.size() == 1 && static_cast<int>(outputs[0].size()) == getSize(),
+                      "gather: the root needs ", getSize(), " outputs.");
     for (int r = 0; r < getSize(); r++) {
       TORCH_CHECK_VALUE(outputs[0][r].numel() == in.numel() && outputs[0][r].scalar_type() == in.scalar_type(),
                         "gather: output ", r, " differs in size or type from the input.");
@@ -406,7 +430,8 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::scatter(Tensors& outputs, std::v
   std::vector<Piece> in, to(getSize());
   to[root] = piece_of(out);
   if (root == getRank()) {
-    TORCH_CHECK_VALUE(inputs.size() == 1 && static_cast<int>(inputs[0].size()) == getSize(), "scatter: the root needs ", getSize(), " inputs.");
+    TORCH_CHECK_VALUE(inputs.size() == 1 && static_cast<int>(inputs[0].size()) == getSize(), "scatter: the root needs ",
+                      getSize(), " inputs.");
     for (auto& t : inputs[0]) {
       TORCH_CHECK_VALUE(t.numel() == out.numel() && t.scalar_type() == out.scalar_type(),
                         "scatter: an input differs in size or type from the output.");
@@ -420,14 +445,16 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::scatter(Tensors& outputs, std::v
 ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                                const c10d::ReduceScatterOptions& opts) {
   check_single(outputs, "reduce_scatter");
-  TORCH_CHECK_VALUE(inputs.size() == 1 && static_cast<int>(inputs[0].size()) == getSize(), "reduce_scatter takes ", getSize(), " inputs.");
+  TORCH_CHECK_VALUE(inputs.size() == 1 && static_cast<int>(inputs[0].size()) == getSize(), "reduce_scatter takes ",
+                    getSize(), " inputs.");
   Plan plan(getSize());
   at::Tensor out = plan.output(outputs[0]);
   TORCH_CHECK_VALUE(inputs[0][getRank()].numel() == out.numel(), "reduce_scatter: input ", getRank(), " has ",
                     inputs[0][getRank()].numel(), " elements, the output ", out.numel(), ".");
   std::vector<Piece> in;
   for (auto& t : inputs[0]) {
-    TORCH_CHECK_TYPE(t.scalar_type() == out.scalar_type(), "reduce_scatter: an input is ", t.scalar_type(), ", the output ", out.scalar_type(), ".");
+    TORCH_CHECK_TYPE(t.scalar_type() == out.scalar_type(), "reduce_scatter: an input is ", t.scalar_type(),
+                     ", the output ", out.scalar_type(), ".");
     in.push_back(piece_of(plan.scaled(t, opts.reduceOp)));
   }
   const size_t most = biggest(in), total = total_bytes(in);
@@ -442,10 +469,10 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::_reduce_scatter_base(at::Tensor&
   return launch(std::move(plan), c10d::OpType::_REDUCE_SCATTER_BASE, opts.timeout, opts.asyncOp);
 }
 
-ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                                const c10d::ReduceScatterOptions& opts) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !inputs.empty(), "reduce_scatter_tensor_coalesced: ", outputs.size(),
-                    " outputs for ", inputs.size(), " inputs.");
+ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !inputs.empty(),
+                    "reduce_scatter_tensor_coalesced: ", outputs.size(), " outputs for ", inputs.size(), " inputs.");
   Plan plan(getSize());
   for (size_t i = 0; i < inputs.size(); i++) plan.scatter_sum(outputs[i], inputs[i], opts.reduceOp);
   return launch(std::move(plan), c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, opts.timeout, opts.asyncOp);
@@ -455,18 +482,21 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::alltoall_base(at::Tensor& output
                                                               std::vector<int64_t>& output_splits,
                                                               std::vector<int64_t>& input_splits,
                                                               const c10d::AllToAllOptions& opts) {
-  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "all_to_all: the output is ", output.scalar_type(), ", the input ", input.scalar_type(), ".");
+  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "all_to_all: the output is ", output.scalar_type(),
+                   ", the input ", input.scalar_type(), ".");
   Plan plan(getSize());
   at::Tensor in = plan.keep(plan.input(input)), out = plan.output(output);
   if (input_splits.empty() && output_splits.empty()) {
     TORCH_CHECK_VALUE(in.numel() == out.numel(), "all_to_all: input and output differ in size.");
-    TORCH_CHECK_VALUE(in.dim() > 0 && in.size(0) % getSize() == 0, "all_to_all: the first dimension does not divide by ",
-                      getSize(), " ranks; give split sizes.");
-    plan.add(Kind::all_to_all, in, equal_pieces(in, getSize()), equal_pieces(out, getSize()), in.nbytes() / getSize(), in.nbytes());
+    TORCH_CHECK_VALUE(in.dim() > 0 && in.size(0) % getSize() == 0,
+                      "all_to_all: the first dimension does not divide by ", getSize(), " ranks; give split sizes.");
+    plan.add(Kind::all_to_all, in, equal_pieces(in, getSize()), equal_pieces(out, getSize()), in.nbytes() / getSize(),
+             in.nbytes());
   } else {
     auto rows = [&](const at::Tensor& t, const std::vector<int64_t>& splits, const char* which) {
       if (!splits.empty()) return row_pieces(t, splits, getSize(), which);
-      TORCH_CHECK_VALUE(t.dim() > 0 && t.size(0) % getSize() == 0, "all_to_all: the first dimension does not divide by ", getSize(), " ranks.");
+      TORCH_CHECK_VALUE(t.dim() > 0 && t.size(0) % getSize() == 0,
+                        "all_to_all: the first dimension does not divide by ", getSize(), " ranks.");
       return equal_pieces(t, getSize());
     };
     auto from = rows(in, input_splits, "input_split_sizes"), to = rows(out, output_splits, "output_split_sizes");
@@ -476,7 +506,8 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::alltoall_base(at::Tensor& output
   return launch(std::move(plan), c10d::OpType::ALLTOALL_BASE, opts.timeout, opts.asyncOp);
 }
 
-ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::alltoall(Tensors& outputs, Tensors& inputs,
+                                                         const c10d::AllToAllOptions& opts) {
   TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == getSize() && static_cast<int>(inputs.size()) == getSize(),
                     "all_to_all takes ", getSize(), " inputs and outputs.");
   Plan plan(getSize());
@@ -488,9 +519,11 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::alltoall(Tensors& outputs, Tenso
   return launch(std::move(plan), c10d::OpType::ALLTOALL, opts.timeout, opts.asyncOp);
 }
 
-ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::message(Kind kind, Tensors& tensors, int peer, int tag, c10d::OpType type) {
+ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::message(Kind kind, Tensors& tensors, int peer, int tag,
+                                                        c10d::OpType type) {
   check_single(tensors, collectives::name_of(kind));
-  TORCH_CHECK_VALUE(peer < getSize() && peer >= collectives::kAnySource, "There is no rank ", peer, " in this group of ", getSize(), ".");
+  TORCH_CHECK_VALUE(peer < getSize() && peer >= collectives::kAnySource, "There is no rank ", peer,
+                    " in this group of ", getSize(), ".");
   Plan plan(getSize());
   auto state = plan.state();
   const int64_t timeout = timeout_ns(c10d::kUnsetTimeout);
@@ -506,8 +539,10 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::message(Kind kind, Tensors& tens
     op = group_->receive(peer, tag, dtype, piece_of(t), timeout, state->source, done);
   }
   WorkPtr work = c10::make_intrusive<WorkNeuron>(getRank(), type, std::move(op), std::move(state));
-  if (coalescing_) coalesced_.push_back(work);
-  else group_->node().engine().kick();
+  if (coalescing_)
+    coalesced_.push_back(work);
+  else
+    group_->node().engine().kick();
   return work;
 }
 

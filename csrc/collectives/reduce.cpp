@@ -7,7 +7,8 @@
 #include <type_traits>
 
 // The same loops compiled for several instruction sets; the loader picks one.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
 #define NEURON_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define NEURON_CLONES
@@ -56,9 +57,12 @@ inline void from_accumulator(T v, T& out) {
 template <class A>
 struct Sum {
   static A apply(A a, A b) {
-    if constexpr (std::is_same_v<A, bool>) return a || b;
-    else if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<std::make_unsigned_t<A>>(a) + static_cast<std::make_unsigned_t<A>>(b));
-    else return a + b;
+    if constexpr (std::is_same_v<A, bool>)
+      return a || b;
+    else if constexpr (std::is_integral_v<A>)
+      return static_cast<A>(static_cast<std::make_unsigned_t<A>>(a) + static_cast<std::make_unsigned_t<A>>(b));
+    else
+      return a + b;
   }
 };
 template <class A>
@@ -66,8 +70,10 @@ struct Product {
   static A apply(A a, A b) {
     if constexpr (std::is_same_v<A, bool>) return a && b;
     // 64 bits: what 16-bit factors are promoted to must not overflow as signed.
-    else if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-    else return a * b;
+    else if constexpr (std::is_integral_v<A>)
+      return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+    else
+      return a * b;
   }
 };
 template <class A>
@@ -93,9 +99,12 @@ struct Xor {
 
 template <class A>
 inline A divide(A v, int by) {
-  if constexpr (std::is_same_v<A, bool>) return v;
-  else if constexpr (std::is_integral_v<A>) return static_cast<A>(v / static_cast<A>(by));
-  else return v / static_cast<A>(static_cast<float>(by));
+  if constexpr (std::is_same_v<A, bool>)
+    return v;
+  else if constexpr (std::is_integral_v<A>)
+    return static_cast<A>(v / static_cast<A>(by));
+  else
+    return v / static_cast<A>(static_cast<float>(by));
 }
 
 template <class T, template <class> class F>
@@ -121,9 +130,9 @@ inline __attribute__((always_inline)) void kernel(void* dst, const void* const* 
 using Kernel = void (*)(void*, const void* const*, int, size_t, int);
 
 // target_clones wants ordinary functions: one for each pair of type and reduction.
-#define NEURON_KERNEL(type, functor)                                                                              \
-  NEURON_CLONES void reduce_##type##_##functor(void* d, const void* const* s, int n, size_t count, int by) {     \
-    kernel<type, functor>(d, s, n, count, by);                                                                    \
+#define NEURON_KERNEL(type, functor)                                                                         \
+  NEURON_CLONES void reduce_##type##_##functor(void* d, const void* const* s, int n, size_t count, int by) { \
+    kernel<type, functor>(d, s, n, count, by);                                                               \
   }
 #define NEURON_ARITHMETIC(type) NEURON_KERNEL(type, Sum) NEURON_KERNEL(type, Product)
 #define NEURON_ORDERED(type) NEURON_ARITHMETIC(type) NEURON_KERNEL(type, Min) NEURON_KERNEL(type, Max)
@@ -161,15 +170,28 @@ NEURON_ARITHMETIC(complex128)
 // Columns in the order of Reduction.
 #define ROW_ARITHMETIC(t) {reduce_##t##_Sum, reduce_##t##_Sum, reduce_##t##_Product}
 #define ROW_ORDERED(t) {reduce_##t##_Sum, reduce_##t##_Sum, reduce_##t##_Product, reduce_##t##_Min, reduce_##t##_Max}
-#define ROW_BITS(t)                                                                                              \
-  {reduce_##t##_Sum, reduce_##t##_Sum, reduce_##t##_Product, reduce_##t##_Min, reduce_##t##_Max, reduce_##t##_And, \
-   reduce_##t##_Or, reduce_##t##_Xor}
+#define ROW_BITS(t)                                                            \
+  {reduce_##t##_Sum, reduce_##t##_Sum, reduce_##t##_Product, reduce_##t##_Min, \
+   reduce_##t##_Max, reduce_##t##_And, reduce_##t##_Or,      reduce_##t##_Xor}
 
 // Rows in the order of DataType.
 constexpr std::array<std::array<Kernel, 8>, 16> kKernels = {{
-    ROW_BITS(uint8), ROW_BITS(int8), ROW_BITS(bool8), ROW_BITS(int16), ROW_BITS(uint16), ROW_BITS(int32),
-    ROW_BITS(uint32), ROW_BITS(int64), ROW_BITS(uint64), ROW_ORDERED(float16), ROW_ORDERED(bfloat16),
-    ROW_ORDERED(float32), ROW_ORDERED(float64), ROW_ARITHMETIC(complex64), ROW_ARITHMETIC(complex128), {},
+    ROW_BITS(uint8),
+    ROW_BITS(int8),
+    ROW_BITS(bool8),
+    ROW_BITS(int16),
+    ROW_BITS(uint16),
+    ROW_BITS(int32),
+    ROW_BITS(uint32),
+    ROW_BITS(int64),
+    ROW_BITS(uint64),
+    ROW_ORDERED(float16),
+    ROW_ORDERED(bfloat16),
+    ROW_ORDERED(float32),
+    ROW_ORDERED(float64),
+    ROW_ARITHMETIC(complex64),
+    ROW_ARITHMETIC(complex128),
+    {},
 }};
 
 Kernel find(DataType dtype, Reduction op) { return kKernels[static_cast<size_t>(dtype)][static_cast<size_t>(op)]; }
@@ -178,7 +200,8 @@ Kernel find(DataType dtype, Reduction op) { return kKernels[static_cast<size_t>(
 
 bool reducible(DataType dtype, Reduction op) { return find(dtype, op) != nullptr; }
 
-void reduce(void* dst, const void* const* sources, int n, size_t count, DataType dtype, Reduction op, int average_over) {
+void reduce(void* dst, const void* const* sources, int n, size_t count, DataType dtype, Reduction op,
+            int average_over) {
   find(dtype, op)(dst, sources, n, count, op == Reduction::avg ? average_over : 1);
 }
 

@@ -22,8 +22,10 @@ struct Busy {
 
 Task<> Router::send(int to, uint64_t tag, const std::byte* data, size_t bytes) {
   Busy busy(busy_, to);
-  if (remote_ranks_.count(to)) co_await remote_->send(to, tag, data, bytes);
-  else co_await local_->send(to, tag, data, bytes);
+  if (remote_ranks_.count(to))
+    co_await remote_->send(to, tag, data, bytes);
+  else
+    co_await local_->send(to, tag, data, bytes);
 }
 
 Task<int> Router::receive(int from, uint64_t tag, std::byte* data, size_t bytes) {

@@ -19,9 +19,7 @@ namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr size_t kAlign = 64;
 
-[[noreturn]] void fail(const std::string& what) {
-  throw std::runtime_error(what + ": " + std::strerror(errno));
-}
+[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
 
 size_t round_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 
@@ -36,7 +34,7 @@ Segment::Segment(size_t bytes) : owner_(true) {
   if (fd_ < 0) fail("Cannot create shared memory for collectives");
   if (fchmod(fd_, 0600) != 0 || ftruncate(fd_, static_cast<off_t>(bytes)) != 0 || fcntl(fd_, F_ADD_SEALS, kSeals) != 0)
     fail("Cannot set up " + std::to_string(bytes) + " bytes of shared memory for collectives");
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = F_WRLCK;
   if (fcntl(fd_, F_SETLK, &lock) != 0) fail("Cannot lock the shared memory for collectives");
   address_ = {getpid(), fd_, bytes, {}};
@@ -52,9 +50,10 @@ Segment::Segment(const SegmentAddress& address) : address_(address), owner_(fals
   const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
   const std::string who = "the shared memory of process " + std::to_string(address.pid) + " (" + path + ")";
   fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd_ < 0) fail("Cannot open " + who + "; ranks of one host must run as the same user in the same process namespace");
+  if (fd_ < 0)
+    fail("Cannot open " + who + "; ranks of one host must run as the same user in the same process namespace");
   try {
-    struct stat st {};
+    struct stat st{};
     if (fstat(fd_, &st) != 0) fail("Cannot inspect " + who);
     if (st.st_uid != geteuid()) throw std::runtime_error("Refusing " + who + ": it belongs to another user");
     if ((fcntl(fd_, F_GET_SEALS) & kSeals) != kSeals || static_cast<uint64_t>(st.st_size) != address.bytes ||
@@ -83,7 +82,7 @@ void Segment::map() {
 
 bool Segment::alive() const {
   if (owner_) return true;
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = F_WRLCK;
   return fcntl(fd_, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }

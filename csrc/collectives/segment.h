@@ -2,8 +2,8 @@
 //
 // The memory has no name in any file system: it is an anonymous memory file that peers open through the owner's
 // /proc entry, which the kernel allows to the same user only. Whatever dies, nothing is left behind. The file is sealed
-// against shrinking, so a peer can never take mapped pages away. The owner holds a record lock on it for life: the kernel
-// tells every peer when the owner is gone.
+// against shrinking, so a peer can never take mapped pages away. The owner holds a record lock on it for life: the
+// kernel tells every peer when the owner is gone.
 #pragma once
 
 #include <array>

@@ -17,7 +17,8 @@ constexpr const char* kVariable = "TORCH_NEURON_COLLECTIVE_ALGORITHM";
 constexpr std::string_view kNames[] = {"mesh", "ring", "doubling", "tree", "direct", "hierarchical"};
 constexpr size_t kManyBytes = 64 << 10;  // from here bandwidth counts more than steps
 
-// For each operation: across hosts for few bytes, for many bytes, for many on hosts with several ranks, and what else it has.
+// For each operation: across hosts for few bytes, for many bytes, for many on hosts with several ranks, and what else
+// it has.
 struct Row {
   Kind kind;
   Algorithm few, many, grouped;
@@ -47,8 +48,9 @@ std::optional<Algorithm> algorithm_named(std::string_view name) {
 [[noreturn]] void refuse(std::string_view entry) {
   std::string known;
   for (auto n : kNames) known.append(" ").append(n);
-  throw std::invalid_argument(std::string(kVariable) + ": '" + std::string(entry) +
-                              "' is not <operation>=<algorithm> with an algorithm that the operation has; algorithms are" + known);
+  throw std::invalid_argument(
+      std::string(kVariable) + ": '" + std::string(entry) +
+      "' is not <operation>=<algorithm> with an algorithm that the operation has; algorithms are" + known);
 }
 
 using Overrides = std::array<std::optional<Algorithm>, 16>;
@@ -61,10 +63,12 @@ Overrides read_overrides() {
     const std::string_view entry = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(rest.size(), entry.size() + 1));
     const size_t equals = entry.find('=');
-    const auto row = std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& r) { return entry.substr(0, equals) == name_of(r.kind); });
+    const auto row = std::find_if(std::begin(kRows), std::end(kRows),
+                                  [&](const Row& r) { return entry.substr(0, equals) == name_of(r.kind); });
     if (equals == std::string_view::npos || row == std::end(kRows)) refuse(entry);
     const auto algorithm = algorithm_named(entry.substr(equals + 1));
-    if (!algorithm || (*algorithm != Algorithm::mesh && *algorithm != row->few && *algorithm != row->many && *algorithm != row->grouped))
+    if (!algorithm || (*algorithm != Algorithm::mesh && *algorithm != row->few && *algorithm != row->many &&
+                       *algorithm != row->grouped))
       refuse(entry);
     out[static_cast<size_t>(row->kind)] = algorithm;
   }

@@ -1,8 +1,8 @@
 // Collectives are coroutines: straight-line code that waits for peers with `co_await until(condition)`. No torch here.
 //
-// A Strand runs one coroutine. Whoever drives the engine (engine.h) steps all strands of the process; a step resumes the
-// coroutine if the condition it waits for holds. So any number of operations of any number of groups make progress in
-// one thread, and none can block another.
+// A Strand runs one coroutine. Whoever drives the engine (engine.h) steps all strands of the process; a step resumes
+// the coroutine if the condition it waits for holds. So any number of operations of any number of groups make progress
+// in one thread, and none can block another.
 #pragma once
 
 #include <coroutine>
@@ -183,8 +183,10 @@ inline Task<> all(std::vector<Task<>> tasks) {
     bool done = true;
     for (Strand& s : strands) {
       s.step();
-      if (!s.finished()) done = false;
-      else if (s.error()) return true;
+      if (!s.finished())
+        done = false;
+      else if (s.error())
+        return true;
     }
     return done;
   });

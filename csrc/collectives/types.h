@@ -7,9 +7,10 @@
 namespace neuron::collectives {
 
 // X(name, bytes)
-#define NEURON_DATA_TYPES(X)                                                                                     \
-  X(uint8, 1) X(int8, 1) X(bool8, 1) X(int16, 2) X(uint16, 2) X(int32, 4) X(uint32, 4) X(int64, 8) X(uint64, 8) \
-  X(float16, 2) X(bfloat16, 2) X(float32, 4) X(float64, 8) X(complex64, 8) X(complex128, 16) X(opaque, 1)
+#define NEURON_DATA_TYPES(X)                                                                                      \
+  X(uint8, 1)                                                                                                     \
+  X(int8, 1) X(bool8, 1) X(int16, 2) X(uint16, 2) X(int32, 4) X(uint32, 4) X(int64, 8) X(uint64, 8) X(float16, 2) \
+      X(bfloat16, 2) X(float32, 4) X(float64, 8) X(complex64, 8) X(complex128, 16) X(opaque, 1)
 
 enum class DataType : uint8_t {
 #define X(name, bytes) name,
@@ -41,10 +42,23 @@ inline const char* name_of(Reduction r) {
   return names[static_cast<size_t>(r)];
 }
 
-enum class Kind : uint8_t { all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier, send, recv };
+enum class Kind : uint8_t {
+  all_reduce,
+  reduce,
+  broadcast,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  gather,
+  scatter,
+  barrier,
+  send,
+  recv
+};
 inline const char* name_of(Kind k) {
-  static constexpr const char* names[] = {"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all",
-                                          "gather", "scatter", "barrier", "send", "recv"};
+  static constexpr const char* names[] = {"all_reduce",     "reduce",     "broadcast", "all_gather",
+                                          "reduce_scatter", "all_to_all", "gather",    "scatter",
+                                          "barrier",        "send",       "recv"};
   return names[static_cast<size_t>(k)];
 }
 
@@ -53,8 +67,8 @@ struct Signature {
   Kind kind = Kind::barrier;
   DataType dtype = DataType::opaque;
   Reduction reduction = Reduction::sum;
-  int32_t root = -1;    // rank of the group, or -1; the peer for send and recv
-  uint64_t count = 0;   // elements: of the whole buffer, or of each rank's part
+  int32_t root = -1;   // rank of the group, or -1; the peer for send and recv
+  uint64_t count = 0;  // elements: of the whole buffer, or of each rank's part
   bool operator==(const Signature&) const = default;
 };
 

@@ -19,7 +19,8 @@ std::exception_ptr as_torch_error(std::exception_ptr error) {
   } catch (const c10::Error&) {
     return error;
   } catch (const std::exception& e) {
-    return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, e.what()));
+    return std::make_exception_ptr(
+        c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, e.what()));
   }
 }
 
@@ -46,8 +47,10 @@ void WorkState::finish(std::exception_ptr failure) {
     waiting = future;
   }
   if (!waiting) return;
-  if (error) waiting->setErrorIfNeeded(error);
-  else waiting->markCompleted(outputs);
+  if (error)
+    waiting->setErrorIfNeeded(error);
+  else
+    waiting->markCompleted(outputs);
 }
 
 WorkNeuron::WorkNeuron(int rank, c10d::OpType type, std::shared_ptr<GroupOp> op, std::shared_ptr<WorkState> state)
@@ -72,8 +75,9 @@ bool WorkNeuron::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout) {
     engine.wait(*op_);
   } else {
-    TORCH_CHECK_WITH(DistBackendError, engine.wait_for(*op_, std::chrono::nanoseconds(timeout).count()), "neuron: ", op_->what(),
-                     " is not done after ", timeout.count(), " ms. It goes on in the background.");
+    TORCH_CHECK_WITH(DistBackendError, engine.wait_for(*op_, std::chrono::nanoseconds(timeout).count()),
+                     "neuron: ", op_->what(), " is not done after ", timeout.count(),
+                     " ms. It goes on in the background.");
   }
   if (state_->error) std::rethrow_exception(state_->error);
   return true;

@@ -1,9 +1,8 @@
 // c10d::Work of the neuron backend.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
 #include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 #include "group.h"
@@ -12,10 +11,10 @@ namespace neuron {
 
 // What a running operation and its Work share.
 struct WorkState {
-  std::vector<at::Tensor> kept;     // alive until the operation is done
-  std::vector<at::Tensor> outputs;  // result() of the Work and value of its future
+  std::vector<at::Tensor> kept;                           // alive until the operation is done
+  std::vector<at::Tensor> outputs;                        // result() of the Work and value of its future
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to (host), from: results of outputs that are not contiguous
-  std::shared_ptr<int> source;      // sender of a received message
+  std::shared_ptr<int> source;                            // sender of a received message
   std::vector<c10::Device> devices;
   uint64_t number = 0;
 

@@ -1,6 +1,8 @@
 // Collectives between forked processes: values against sums computed here, messages in every order, failures; all
 // algorithms, and two pretended hosts over libfabric on the loopback interface.
 // usage: group_test [ranks]
+#include "collectives/group.h"
+
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -15,20 +17,18 @@
 #include <numeric>
 #include <thread>
 
-#include "collectives/group.h"
-
 using namespace neuron::collectives;
 
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-#define CHECK(condition)                                                               \
-  do {                                                                                 \
-    if (!(condition)) {                                                                \
+#define CHECK(condition)                                                                    \
+  do {                                                                                      \
+    if (!(condition)) {                                                                     \
       std::fprintf(stderr, "%s:%d: rank %d: %s\n", __FILE__, __LINE__, g_rank, #condition); \
-      _exit(1);                                                                        \
-    }                                                                                  \
+      _exit(1);                                                                             \
+    }                                                                                       \
   } while (0)
 
 int g_rank = -1;
@@ -122,12 +122,16 @@ void values(Group& group) {
       std::vector<Piece> out;
       if (me == root) out = {piece(v)};
       CHECK(run(group, {{Kind::reduce, DataType::int32, Reduction::sum, root, count}, {piece(v)}, out}) == "");
-      if (me == root) for (size_t i = 0; i < count; i++) CHECK(v[i] == total(i));
-      else CHECK(v == original);
+      if (me == root)
+        for (size_t i = 0; i < count; i++) CHECK(v[i] == total(i));
+      else
+        CHECK(v == original);
       v = make(me, count);
       std::vector<Piece> in, to(n);
-      if (me == root) in = {piece(v)};
-      else to[root] = piece(v);
+      if (me == root)
+        in = {piece(v)};
+      else
+        to[root] = piece(v);
       CHECK(run(group, {{Kind::broadcast, DataType::int32, Reduction::sum, root, count}, in, to, bytes}) == "");
       CHECK(v == make(root, count));
     }
@@ -136,7 +140,8 @@ void values(Group& group) {
       std::vector<int32_t> all(count * n);
       std::vector<Piece> out;
       for (int r = 0; r < n; r++) out.push_back(piece(all, r * count, count));
-      CHECK(run(group, {{Kind::all_gather, DataType::int32, Reduction::sum, -1, count * n}, {piece(v)}, out, bytes}) == "");
+      CHECK(run(group, {{Kind::all_gather, DataType::int32, Reduction::sum, -1, count * n}, {piece(v)}, out, bytes}) ==
+            "");
       for (int r = 0; r < n; r++)
         for (size_t i = 0; i < count; i++) CHECK(all[r * count + i] == value(r, i));
     }
@@ -145,7 +150,9 @@ void values(Group& group) {
       std::vector<int32_t> mine(count);
       std::vector<Piece> in;
       for (int r = 0; r < n; r++) in.push_back(piece(all, r * count, count));
-      CHECK(run(group, {{Kind::reduce_scatter, DataType::int32, Reduction::sum, -1, count * n}, in, {piece(mine)}, bytes}) == "");
+      CHECK(run(group,
+                {{Kind::reduce_scatter, DataType::int32, Reduction::sum, -1, count * n}, in, {piece(mine)}, bytes}) ==
+            "");
       for (size_t i = 0; i < count; i++) CHECK(mine[i] == total(me * count + i));
     }
     {
@@ -202,7 +209,8 @@ void messages(Group& group) {
       for (int r = 0; r < n; r++) {
         auto& v = in[tag * n + r];
         v.assign(count, -1);
-        ops.push_back(group.receive(r, tag, DataType::int64, piece(v), 20 * kSecond, std::make_shared<int>(), note(error)));
+        ops.push_back(
+            group.receive(r, tag, DataType::int64, piece(v), 20 * kSecond, std::make_shared<int>(), note(error)));
       }
     for (auto& op : ops) group.node().engine().wait(*op);
     CHECK(*error == "");
@@ -227,7 +235,8 @@ void messages(Group& group) {
 
 void mismatch(Group& group) {
   std::vector<float> v(100 + group.rank());
-  auto error = run(group, {{Kind::all_reduce, DataType::float32, Reduction::sum, -1, v.size()}, {piece(v)}, {piece(v)}});
+  auto error =
+      run(group, {{Kind::all_reduce, DataType::float32, Reduction::sum, -1, v.size()}, {piece(v)}, {piece(v)}});
   CHECK(error.find("different collectives") != std::string::npos);
   error = run(group, {{Kind::barrier}, {}, {}});
   CHECK(error.find("cannot be used any more") != std::string::npos);
@@ -239,7 +248,8 @@ void death(Group& group, int signal) {
   if (group.rank() == n - 1) raise(signal);
   std::vector<float> v(1 << 20, 1);
   const int64_t start = clock_ns();
-  auto error = run(group, {{Kind::all_reduce, DataType::float32, Reduction::sum, -1, v.size()}, {piece(v)}, {piece(v)}}, 2 * kSecond);
+  auto error = run(group, {{Kind::all_reduce, DataType::float32, Reduction::sum, -1, v.size()}, {piece(v)}, {piece(v)}},
+                   2 * kSecond);
   CHECK(error.find("rank " + std::to_string(n - 1) + " (process") != std::string::npos);
   CHECK(clock_ns() - start < 10 * kSecond);
 }
@@ -248,7 +258,8 @@ using Body = std::function<void(Meeting*, int rank)>;
 
 // Runs `body` in `ranks` processes; the last one may be killed or stopped.
 bool in_processes(const char* name, int ranks, bool last_dies, const Body& body) {
-  auto* meeting = static_cast<Meeting*>(mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* meeting =
+      static_cast<Meeting*>(mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   std::vector<pid_t> children;
   for (int r = 0; r < ranks; r++) {
     pid_t pid = fork();
@@ -283,7 +294,10 @@ struct Setting {
   int hosts;
 };
 constexpr Setting kSettings[] = {
-    {"ring, tree, direct", "all_reduce=ring,all_gather=ring,reduce_scatter=ring,broadcast=tree,reduce=tree,all_to_all=direct,gather=direct,scatter=direct", 1},
+    {"ring, tree, direct",
+     "all_reduce=ring,all_gather=ring,reduce_scatter=ring,broadcast=tree,reduce=tree,all_to_all=direct,gather=direct,"
+     "scatter=direct",
+     1},
     {"doubling", "all_reduce=doubling,barrier=doubling", 1},
     {"two hosts", "", 2},
     {"two hosts, ring", "all_reduce=ring", 2},

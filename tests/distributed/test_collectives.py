@@ -6,7 +6,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+]
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT]
 SIZES = [0, 1, 7, 1000, 4097, 70_001, 400_003]
 
@@ -25,11 +34,15 @@ def _random_rounds(rank, world, rounds):
         for mine, reference in results:
             # 16-bit sums: one rounding here, several there.
             tolerance = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(reference.dtype, 1e-5)
-            torch.testing.assert_close(mine.cpu(), reference, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}")
+            torch.testing.assert_close(
+                mine.cpu(), reference, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}"
+            )
 
     for i in range(rounds):
         ranks, group, gloo = shared.choice(groups)
-        kind = shared.choice(["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "barrier"])
+        kind = shared.choice(
+            ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "barrier"]
+        )
         dtype, op, size = shared.choice(DTYPES), shared.choice(OPS), shared.choice(SIZES)
         root, asynchronous, strided = shared.choice(ranks), shared.random() < 0.5, shared.random() < 0.3
         if rank not in ranks:

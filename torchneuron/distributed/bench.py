@@ -97,7 +97,9 @@ def _prepare(operation: str, size: int, dtype: Any, device: Any, group: Any) -> 
     }[operation]
 
 
-def measure(operations: list[str], byte_sizes: list[int], dtype: Any, iterations: int, warmup: int, gloo: bool) -> list[dict]:
+def measure(
+    operations: list[str], byte_sizes: list[int], dtype: Any, iterations: int, warmup: int, gloo: bool
+) -> list[dict]:
     """Times the operations in the group of this process; the backends take turns. Every rank must call it."""
     import torch
     import torch.distributed as dist

@@ -37,8 +37,10 @@ Task<> all_reduce(Board& board, Party& across, uint64_t operation, const Call& c
   Call between = within;
   between.signature.kind = Kind::all_reduce;
   between.in = between.out = {mine};
-  if (mine.bytes < kManyBytes) co_await doubling::all_reduce(across, between);
-  else co_await ring::all_reduce(across, between);
+  if (mine.bytes < kManyBytes)
+    co_await doubling::all_reduce(across, between);
+  else
+    co_await ring::all_reduce(across, between);
   if (average && mine.bytes) {
     const void* source = mine.data;
     reduce(mine.data, &source, 1, mine.bytes / element, dtype, Reduction::avg, ranks);

@@ -70,7 +70,7 @@ Task<> reduce_chunks(Board& board, uint64_t operation, const Call& call) {
       for (int j = 0; j < n; j++)
         if (j != me)
           put(out + done_begin + j * done_slice, board.window_of(j) + reduced_place,
-               part(in, done_begin + j * done_slice, done_slice));
+              part(in, done_begin + j * done_slice, done_slice));
     const size_t mine = begin + me * slice, bytes = part(in, mine, slice);
     if (bytes) {
       for (int j = 0; j < n; j++) sources[j] = board.window_of(j) + (j == me ? 0 : place(j, me));
@@ -108,8 +108,10 @@ Task<> reduce_scatter(Board& board, uint64_t operation, const Call& call) {
   const bool with_notice = small && call.most <= small_slice;
   if (with_notice) write(0);
   co_await board.open(call.signature, operation, 0, !with_notice);
-  if (with_notice) read(0);
-  else slice = align_down(board.window_bytes() / n);
+  if (with_notice)
+    read(0);
+  else
+    slice = align_down(board.window_bytes() / n);
   for (size_t offset = 0; !with_notice && offset < call.most; offset += slice) {
     write(offset);
     board.publish();
@@ -152,7 +154,8 @@ Task<> exchange(Board& board, uint64_t operation, const Call& call) {
   size_t slice = align_down(kInlineBytes / n);
   auto write = [&](size_t offset) {
     for (size_t j = 0; j < call.in.size(); j++)
-      if (static_cast<int>(j) != me) put(board.window() + j * slice, call.in[j].data + offset, part(call.in[j], offset, slice));
+      if (static_cast<int>(j) != me)
+        put(board.window() + j * slice, call.in[j].data + offset, part(call.in[j], offset, slice));
   };
   auto read = [&](size_t offset) {
     for (size_t j = 0; j < call.out.size(); j++) {
@@ -176,8 +179,10 @@ Task<> exchange(Board& board, uint64_t operation, const Call& call) {
       if (theirs[me] != call.out[j].bytes) throw SizeMismatch{j, theirs[me], call.out[j].bytes};
     }
   }
-  if (small) read(0);
-  else slice = align_down(board.window_bytes() / n);
+  if (small)
+    read(0);
+  else
+    slice = align_down(board.window_bytes() / n);
   for (size_t offset = 0; !small && offset < most; offset += slice) {
     write(offset);
     board.publish();
@@ -198,7 +203,8 @@ Task<> run(Board& board, uint64_t operation, const Call& call) {
   switch (call.signature.kind) {
     case Kind::all_reduce:
     case Kind::reduce:
-      return call.in[0].bytes <= kInlineBytes ? reduce_once(board, operation, call) : reduce_chunks(board, operation, call);
+      return call.in[0].bytes <= kInlineBytes ? reduce_once(board, operation, call)
+                                              : reduce_chunks(board, operation, call);
     case Kind::reduce_scatter:
       return reduce_scatter(board, operation, call);
     case Kind::all_gather:

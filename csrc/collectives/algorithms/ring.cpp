@@ -1,5 +1,5 @@
-// Ring: the data goes around in n pieces. In n-1 steps each rank receives a partial sum of one piece from its left, adds
-// its own and passes it on; in n-1 more the finished pieces go around. Every link carries the least possible.
+// Ring: the data goes around in n pieces. In n-1 steps each rank receives a partial sum of one piece from its left,
+// adds its own and passes it on; in n-1 more the finished pieces go around. Every link carries the least possible.
 #include <algorithm>
 #include <cstring>
 
