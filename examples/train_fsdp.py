@@ -88,10 +88,8 @@ def main():
             mean = loss.detach().clone()
             dist.all_reduce(mean, op=dist.ReduceOp.AVG)
             if rank == 0:
-                print(
-                    f"step {step:4d}   loss {mean.item():.4f}   {(time.perf_counter() - start) / step:.3f} s/step",
-                    flush=True,
-                )
+                seconds = (time.perf_counter() - start) / step
+                print(f"step {step:4d}   loss {mean.item():.4f}   {seconds:.3f} s/step", flush=True)
     if a.checkpoint:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=a.checkpoint)
     dist.destroy_process_group()
