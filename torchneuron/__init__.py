@@ -9,6 +9,9 @@ def _autoload() -> None:
     It must never break `import torch`: what is missing is remembered and told by `torchneuron info`.
     """
     try:
+        from torchneuron import _names
+
+        _names.install()
         import torchneuron.device  # noqa: F401
     except Exception as error:
         global _load_error

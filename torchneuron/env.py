@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 
 def _flag(text: str) -> bool:
@@ -22,14 +23,25 @@ def _positive(text: str) -> int:
     return value
 
 
+# PyTorch keeps a device index in a signed byte.
+_MOST_DEVICES = 127
+
+
+def _core_count(text: str) -> int:
+    value = _positive(text)
+    if value > _MOST_DEVICES:
+        raise ValueError(f"at most {_MOST_DEVICES} devices fit in a process")
+    return value
+
+
 def _core_list(text: str) -> list[int]:
     """`0-3`, `1,2` -> core numbers."""
     cores: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         cores.extend(range(int(first), int(last or first) + 1))
-    if not cores or min(cores) < 0 or len(set(cores)) != len(cores):
-        raise ValueError("expected core numbers such as 0-3 or 4,5")
+    if not cores or min(cores) < 0 or len(set(cores)) != len(cores) or len(cores) > _MOST_DEVICES:
+        raise ValueError(f"expected up to {_MOST_DEVICES} core numbers such as 0-3 or 4,5")
     return cores
 
 
@@ -55,20 +67,24 @@ class Variable:
 
 
 NUM_CORES = Variable(
-    "NEURON_RT_NUM_CORES", None, _positive, "Number of neuron devices of this process.", "`LOCAL_WORLD_SIZE`, else 1"
+    "NEURON_RT_NUM_CORES", None, _core_count, "Number of neuron devices of this process.", "`LOCAL_WORLD_SIZE`, else 1"
 )
 VISIBLE_CORES = Variable(
     "NEURON_RT_VISIBLE_CORES",
     None,
     _core_list,
-    "Cores this process may use, as `0-3` or `4,5`; their number is the number of devices. Wins over `NEURON_RT_NUM_CORES`.",
+    "Cores this process may use, as `0-3` or `4,5`; their number is the number of devices. "
+    "Wins over `NEURON_RT_NUM_CORES`.",
     "unset",
 )
 LOCAL_WORLD_SIZE = Variable(
-    "LOCAL_WORLD_SIZE", None, _positive, "Set by `torchrun`: the number of devices if nothing else says it.", "unset"
+    "LOCAL_WORLD_SIZE", None, _core_count, "Set by `torchrun`: the number of devices if nothing else says it.", "unset"
 )
 LAUNCH_BLOCKING = Variable(
-    "NEURON_LAUNCH_BLOCKING", False, _flag, "`1`: everything runs where it is called and nothing is queued. For debugging."
+    "NEURON_LAUNCH_BLOCKING",
+    False,
+    _flag,
+    "`1`: everything runs where it is called and nothing is queued. For debugging.",
 )
 STRICT = Variable(
     "TORCH_NEURON_STRICT",
@@ -108,10 +124,56 @@ AUTOLOAD = Variable(
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
     True,
     _flag,
-    "PyTorch's own switch: `0` keeps `import torch` from loading any backend; `import torchneuron.device` then loads this one.",
+    "PyTorch's own switch: `0` keeps `import torch` from loading any backend; "
+    "`import torchneuron.device` then loads this one.",
 )
 
-VARIABLES = [NUM_CORES, VISIBLE_CORES, LOCAL_WORLD_SIZE, LAUNCH_BLOCKING, STRICT, MEMORY_BYTES, INTERFACE, COLLECTIVE_ALGORITHM, HOST, AUTOLOAD]
+PLATFORM_TARGET = Variable(
+    "NEURON_PLATFORM_TARGET_OVERRIDE",
+    None,
+    str,
+    "The Trainium that NKI kernels are checked and timed for: `trn1`, `trn2` or `trn3`. `NKI_NC_VERSION` (`gen2` to "
+    "`gen4`) says the same to NKI code.",
+    "`trn3`",
+)
+NC_VERSION = Variable("NKI_NC_VERSION", None, str, "See `NEURON_PLATFORM_TARGET_OVERRIDE`, which wins.", "unset")
+NKI_SIMULATOR = Variable("NKI_SIMULATOR", False, _flag, "`1`: NKI kernels run step by step in Python.")
+DMA_TRANSPOSE_ON_PE = Variable(
+    "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", False, _flag, "`true`: transposing DMA runs on the tensor engine (trn2, trn3)."
+)
+MX_SCALE = Variable(
+    "TORCH_NEURON_MX_SCALE",
+    "",
+    str,
+    "`ocp`: MX block scales as the OCP specification and NKI before 0.5 have them, without headroom for rounding.",
+    "with headroom",
+)
+SIMD = Variable(
+    "NEURON_SIMD",
+    None,
+    str,
+    "Vector instructions of the software NeuronCore: `baseline`, `avx2` or `avx512`. Results do not depend on it.",
+    "the best that the machine has",
+)
+
+VARIABLES = [
+    NUM_CORES,
+    VISIBLE_CORES,
+    LOCAL_WORLD_SIZE,
+    LAUNCH_BLOCKING,
+    STRICT,
+    MEMORY_BYTES,
+    INTERFACE,
+    COLLECTIVE_ALGORITHM,
+    HOST,
+    PLATFORM_TARGET,
+    NC_VERSION,
+    NKI_SIMULATOR,
+    DMA_TRANSPOSE_ON_PE,
+    MX_SCALE,
+    SIMD,
+    AUTOLOAD,
+]
 
 
 def device_count() -> int:

@@ -30,14 +30,24 @@ bool same_geometry(const c10::TensorImpl& a, const c10::TensorImpl& b) {
 // A strided or quantized tensor over `storage` with the geometry of `like`.
 at::Tensor make_strided(c10::Storage storage, const at::Tensor& like, DispatchKey dense, DispatchKey quantized) {
   c10::intrusive_ptr<c10::TensorImpl> impl;
+  DispatchKeySet keys(like.is_quantized() ? quantized : dense);
+  if (C10_UNLIKELY(like._is_zerotensor())) keys = keys.add(DispatchKey::ZeroTensor);
   if (like.is_quantized()) {
-    impl = c10::make_intrusive<at::QTensorImpl>(std::move(storage), DispatchKeySet(quantized), like.dtype(),
+    impl = c10::make_intrusive<at::QTensorImpl>(std::move(storage), keys, like.dtype(),
                                                 at::get_qtensorimpl(like)->quantizer());
   } else {
-    impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), DispatchKeySet(dense), like.dtype());
+    impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, like.dtype());
   }
   copy_geometry(*like.unsafeGetTensorImpl(), *impl);
   return at::Tensor(std::move(impl));
+}
+
+// A CPU tensor over the memory of a dense or quantized neuron tensor. `twin`: the CPU storage over the same bytes.
+at::Tensor alias(c10::intrusive_ptr<c10::StorageImpl> twin, const at::Tensor& t) {
+  TORCH_CHECK(twin->data() || t.numel() == 0 || t._is_zerotensor(), "A neuron tensor of sizes ", t.sizes(),
+              " has no memory: its storage was resized to ", twin->nbytes(),
+              " bytes. Resize the storage again before the tensor is used.");
+  return make_strided(c10::Storage(std::move(twin)), t, DispatchKey::CPU, DispatchKey::QuantizedCPU);
 }
 
 // The same sparse or nested tensor with each part replaced by `convert(part)`.
@@ -70,6 +80,21 @@ at::Tensor convert_parts(const at::Tensor& t, c10::Device device, DispatchKey co
 
 }  // namespace
 
+at::Tensor host_alias(const at::Tensor& t) { return alias(twin_of(*t.storage().unsafeGetStorageImpl()), t); }
+
+at::Tensor adopt_host_tensor(const at::Tensor& host, c10::DeviceIndex index) {
+  if (!host.defined()) return host;
+  return make_strided(c10::Storage(adopt_host_storage(*host.storage().unsafeGetStorageImpl(), index)), host,
+                      DispatchKey::PrivateUse1, DispatchKey::QuantizedPrivateUse1);
+}
+
+void carry_back_strided(const at::Tensor& device, const at::Tensor& host) {
+  c10::StorageImpl& storage = *device.storage().unsafeGetStorageImpl();
+  sync_from_twin(storage, *host.storage().unsafeGetStorageImpl());
+  auto *from = host.unsafeGetTensorImpl(), *to = device.unsafeGetTensorImpl();
+  if (!same_geometry(*from, *to)) to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
+}
+
 c10::intrusive_ptr<c10::StorageImpl> Bridge::twin(c10::StorageImpl& storage) {
   for (auto& [twin, known] : storages_)
     if (known == &storage) return twin;
@@ -81,12 +106,13 @@ at::Tensor Bridge::to_host(const at::Tensor& t, bool written) {
   if (!is_neuron(t)) return t;
   at::Tensor host;
   if (C10_LIKELY(t.layout() == c10::kStrided && !t.is_nested())) {
-    host = make_strided(c10::Storage(twin(*t.storage().unsafeGetStorageImpl())), t, DispatchKey::CPU,
-                        DispatchKey::QuantizedCPU);
+    host = alias(twin(*t.storage().unsafeGetStorageImpl()), t);
   } else {
     host = convert_parts(t, c10::Device(c10::kCPU), DispatchKey::SparseCPU, DispatchKey::SparseCsrCPU,
                          [&](const at::Tensor& part) { return to_host(part, written); });
   }
+  // Some kernels save for backward only if asked to (_sparse_mm_reduce_impl), or choose by it (convolution, attention).
+  if (t.requires_grad()) host.unsafeGetTensorImpl()->set_requires_grad(true);
   lowered_.push_back({t, host, written});
   return host;
 }
@@ -125,9 +151,9 @@ void Bridge::carry_back(const Lowered& arg) {
   }
   if (arg.device.layout() != c10::kStrided) {
     auto* csr = static_cast<at::SparseCsrTensorImpl*>(from);
-    static_cast<at::SparseCsrTensorImpl*>(to)->set_member_tensors(
-        to_device(csr->compressed_indices()), to_device(csr->plain_indices()), to_device(csr->values()),
-        arg.host.sizes());
+    static_cast<at::SparseCsrTensorImpl*>(to)->set_member_tensors(to_device(csr->compressed_indices()),
+                                                                  to_device(csr->plain_indices()),
+                                                                  to_device(csr->values()), arg.host.sizes());
     return;
   }
   c10::StorageImpl& storage = *arg.device.storage().unsafeGetStorageImpl();

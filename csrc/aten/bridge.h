@@ -11,6 +11,13 @@ namespace neuron {
 
 inline bool is_neuron(const at::Tensor& t) { return t.defined() && t.device().type() == kNeuron; }
 
+// The pieces for callers that know that every tensor is dense. `host_alias`: a CPU tensor over the memory of a dense
+// neuron tensor. `adopt_host_tensor`: the neuron tensor for a CPU tensor that nobody else holds. `carry_back_strided`:
+// gives a written argument the sizes and storage that a kernel gave its alias.
+at::Tensor host_alias(const at::Tensor& t);
+at::Tensor adopt_host_tensor(const at::Tensor& host, c10::DeviceIndex index);
+void carry_back_strided(const at::Tensor& device, const at::Tensor& host);
+
 class Bridge {
  public:
   explicit Bridge(c10::DeviceIndex index) : index_(index) {}
@@ -40,7 +47,7 @@ class Bridge {
 };
 
 // For the length of a CPU kernel that works on bridged tensors: nothing above the backend runs again (autograd,
-// autocast), and allocations come from the device's pool.
+// autocast), and allocations come from the device's pool (from the host's if `index` is negative).
 class KernelScope {
  public:
   explicit KernelScope(c10::DeviceIndex index);

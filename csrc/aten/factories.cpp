@@ -17,7 +17,8 @@ using at::Tensor;
 
 c10::Device target(std::optional<c10::Device> device, std::optional<c10::Layout> layout, std::optional<bool> pin) {
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned; leave pin_memory out for a neuron tensor.");
-  TORCH_CHECK(c10::layout_or_default(layout) == c10::kStrided, "This factory makes strided tensors; got layout ", *layout);
+  TORCH_CHECK(c10::layout_or_default(layout) == c10::kStrided, "This factory makes strided tensors; got layout ",
+              *layout);
   return {kNeuron, resolve_device(device ? device->index() : -1)};
 }
 
@@ -66,7 +67,8 @@ Tensor efficient_zero_tensor(IntArrayRef size, std::optional<c10::ScalarType> dt
   static auto* allocator = new ZeroAllocator;
   const c10::DeviceGuard guard(target(device, layout, pin));
   return at::detail::empty_generic(
-      size, allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1) | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+      size, allocator,
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1) | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
       c10::dtype_or_default(dtype), std::nullopt);
 }
 

@@ -3,13 +3,17 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <deque>
 #include <mutex>
 #include <set>
 #include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "graph.h"
 #include "runtime/generator.h"
+#include "runtime/profiler.h"
 
 namespace neuron {
 
@@ -34,6 +38,15 @@ const std::set<std::pair<std::string, std::string>> kHostArguments = {
     {"aten::_foreach_addcdiv_", "scalars"},
     {"aten::_foreach_addcmul", "scalars"},
     {"aten::_foreach_addcmul_", "scalars"},
+    {"aten::_foreach_copy_", "self"},
+    {"aten::_foreach_copy_", "src"},
+    {"aten::_nested_view_from_buffer", "nested_size"},
+    {"aten::_nested_view_from_buffer", "nested_strides"},
+    {"aten::_nested_view_from_buffer", "offsets"},
+    {"aten::_nested_view_from_buffer_copy", "nested_size"},
+    {"aten::_nested_view_from_buffer_copy", "nested_strides"},
+    {"aten::_nested_view_from_buffer_copy", "offsets"},
+    {"aten::_nested_from_padded", "cpu_nested_shape_example"},
     {"aten::set_", "source"},
     {"aten::_coalesced", "self"},
 };
@@ -42,9 +55,16 @@ const std::set<std::pair<std::string, std::string>> kHostArguments = {
 // one call instead.
 bool whole_composite(const std::string& name) {
   static const std::unordered_set<std::string> names = {
-      "aten::convolution", "aten::convolution_backward", "aten::_convolution_double_backward",
+      "aten::convolution",
+      "aten::convolution_backward",
+      "aten::_convolution_double_backward",
       // The composite decides by device and then asks for a backend kernel that only accelerators have.
-      "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
+      "aten::convolution_overrideable",
+      "aten::convolution_backward_overrideable",
+      // Its out= form names the device types that it knows.
+      "aten::mode",
+      // Calls a kernel table that has no entry for our device.
+      "aten::conj_physical_",
   };
   return names.count(name) || name.rfind("aten::_foreach_", 0) == 0;
 }
@@ -70,7 +90,8 @@ std::string describe(at::ArrayRef<IValue> args) {
   return out.str();
 }
 
-[[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const CallPlan::Slot& slot, c10::Device a, c10::Device b) {
+[[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const CallPlan::Slot& slot, c10::Device a,
+                                c10::Device b) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", a, " and ", b,
               "! (when checking argument for argument ", op.schema().arguments()[slot.index].name(), " in method ",
               toString(op.operator_name()), ")");
@@ -121,8 +142,8 @@ void to_device(Bridge& bridge, IValue& value) {
 
 }  // namespace
 
-CallPlan::CallPlan(const c10::FunctionSchema& schema) : arguments(schema.arguments().size()),
-                                                        returns(schema.returns().size()) {
+CallPlan::CallPlan(const c10::FunctionSchema& schema)
+    : arguments(schema.arguments().size()), returns(schema.returns().size()) {
   for (size_t i = 0; i < arguments; i++) {
     const c10::Argument& arg = schema.arguments()[i];
     c10::TypePtr type = arg.real_type();
@@ -149,17 +170,22 @@ CallPlan::CallPlan(const c10::FunctionSchema& schema) : arguments(schema.argumen
   }
 }
 
+namespace {
+
+// What the caller says in a device argument.
+std::optional<c10::Device> requested_device(const CallPlan& plan, at::ArrayRef<IValue> args) {
+  for (auto& slot : plan.slots)
+    if (slot.kind == CallPlan::Arg::device && !args[slot.index].isNone()) return args[slot.index].toDevice();
+  return std::nullopt;
+}
+
+}  // namespace
+
 c10::DeviceIndex common_device(const c10::OperatorHandle& op, const CallPlan& plan, at::ArrayRef<IValue> args) {
   std::optional<c10::Device> found, host;
   const CallPlan::Slot* host_slot = nullptr;
   for (auto& slot : plan.slots) {
-    const IValue& value = args[slot.index];
-    if (slot.kind == CallPlan::Arg::device) {
-      if (!value.isNone() && value.toDevice().type() == kNeuron && !found)
-        found = c10::Device(kNeuron, resolve_device(value.toDevice().index()));
-      continue;
-    }
-    for_each_tensor(slot, value, [&](const at::Tensor& t) {
+    for_each_tensor(slot, args[slot.index], [&](const at::Tensor& t) {
       const c10::Device device = t.device();
       if (device.type() == kNeuron) {
         if (found && *found != device) mixed_devices(op, slot, *found, device);
@@ -171,7 +197,11 @@ c10::DeviceIndex common_device(const c10::OperatorHandle& op, const CallPlan& pl
     });
   }
   if (found && host) mixed_devices(op, *host_slot, *found, *host);
-  return found ? found->index() : current_device();
+  if (!found) found = requested_device(plan, args);
+  // Host tensors alone come here if the caller gave them a neuron generator.
+  TORCH_CHECK(found || !host || !plan.random, "Expected a 'cpu' device type for generator but found 'neuron' (",
+              toString(op.operator_name()), ")");
+  return found && found->type() == kNeuron ? resolve_device(found->index()) : current_device();
 }
 
 at::Generator derived_host_generator(const std::optional<at::Generator>& generator, c10::DeviceIndex index) {
@@ -199,26 +229,45 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
   if (account(counter_, use) == Support::fallback && settings().strict) refuse(counter_, use, describe(args));
 
   begin_library_call(index);
-  Bridge bridge(index);
+  Capture* capture = current_capture();
+  int generator_slot = -1;
+  std::optional<at::Generator> generator;
+  // empty_like and its kind may be asked for a result on another device.
+  const c10::Device target = requested_device(plan_, args).value_or(c10::Device(kNeuron, index));
+  const bool here = target.type() == kNeuron;
+  const c10::DeviceIndex result_index = here ? resolve_device(target.index()) : -1;
+  Bridge bridge(result_index);
   for (auto& slot : plan_.slots) {
     IValue& value = (*stack)[first + slot.index];
     switch (slot.kind) {
       case CallPlan::Arg::device:
-        if (!value.isNone()) value = c10::Device(c10::kCPU);
+        if (!value.isNone() && here) value = c10::Device(c10::kCPU);
         break;
       case CallPlan::Arg::generator:
-        value = derived_host_generator(value.toOptional<at::Generator>(), index);
+        if (C10_LIKELY(!capture)) {
+          value = derived_host_generator(value.toOptional<at::Generator>(), index);
+        } else {
+          generator_slot = slot.index;
+          generator = value.toOptional<at::Generator>();
+        }
         break;
       default:
+        if (C10_UNLIKELY(capture != nullptr))
+          for_each_tensor(slot, value, [&](const at::Tensor& t) { capture->touch(t, slot.written); });
         value = to_host(bridge, slot, std::move(value));
     }
   }
   {
-    KernelScope scope(index);
-    op.callBoxed(stack);
+    KernelScope scope(result_index);
+    DeviceActivity activity(counter_.name, index);
+    if (C10_LIKELY(!capture))
+      op.callBoxed(stack);
+    else
+      capture->call(op, stack, plan_.arguments, plan_.returns, generator_slot, generator, index);
   }
   bridge.finish();
-  for (size_t i = stack->size() - plan_.returns; i < stack->size(); i++) to_device(bridge, (*stack)[i]);
+  if (here)
+    for (size_t i = stack->size() - plan_.returns; i < stack->size(); i++) to_device(bridge, (*stack)[i]);
 }
 
 namespace {
@@ -233,7 +282,8 @@ void library_fallback(const c10::OperatorHandle& op, DispatchKeySet keys, torch:
     auto& slot = (*kernels)[op.operator_name()];
     if (!slot) {
       TORCH_CHECK_NOT_IMPLEMENTED(
-          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) || op.hasComputedKernelForDispatchKey(DispatchKey::SparseCPU) ||
+          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) ||
+              op.hasComputedKernelForDispatchKey(DispatchKey::SparseCPU) ||
               op.hasComputedKernelForDispatchKey(DispatchKey::SparseCsrCPU) ||
               op.hasComputedKernelForDispatchKey(DispatchKey::QuantizedCPU) ||
               op.hasComputedKernelForDispatchKey(DispatchKey::NestedTensorCPU),
@@ -247,39 +297,60 @@ void library_fallback(const c10::OperatorHandle& op, DispatchKeySet keys, torch:
   (*kernel)(op, keys, stack);
 }
 
-bool wants_library_kernel(const c10::OperatorHandle& op) {
+// Our backend keys and the CPU keys whose kernels serve them.
+struct KeyPair {
+  DispatchKey neuron, cpu;
+};
+constexpr KeyPair kKeyPairs[] = {
+    {DispatchKey::PrivateUse1, DispatchKey::CPU},
+    {DispatchKey::SparsePrivateUse1, DispatchKey::SparseCPU},
+    {DispatchKey::SparseCsrPrivateUse1, DispatchKey::SparseCsrCPU},
+    {DispatchKey::QuantizedPrivateUse1, DispatchKey::QuantizedCPU},
+    {DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU},
+};
+
+constexpr DispatchKey kComposites[] = {DispatchKey::CompositeImplicitAutograd, DispatchKey::CompositeExplicitAutograd,
+                                       DispatchKey::CompositeExplicitAutogradNonFunctional};
+
+bool wants_library_kernel(const c10::OperatorHandle& op, DispatchKey cpu) {
   if (!op.hasSchema() || op.operator_name().name.rfind("aten::", 0) != 0) return false;
-  if (whole_composite(op.operator_name().name)) return true;
-  return op.hasKernelForDispatchKey(DispatchKey::CPU) &&
-         !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !is_view(op.schema());
+  // Views of dense tensors are metadata and written out in views.cpp; those of other layouts share storages by the
+  // bridge.
+  const bool dense = cpu == DispatchKey::CPU;
+  if (dense && whole_composite(op.operator_name().name)) return true;
+  return op.hasKernelForDispatchKey(cpu) && !(dense && is_view(op.schema()));
 }
 
 }  // namespace
 
 size_t register_library() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* libraries = new std::deque<torch::Library>;
   size_t count = 0;
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (auto& name : dispatcher.getAllOpNames()) {
-    auto op = dispatcher.findOp(name);
-    if (!op || !wants_library_kernel(*op) || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
-    std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LibraryKernel>(*op)));
-    count++;
+  for (auto [neuron, cpu] : kKeyPairs) {
+    auto& library = libraries->emplace_back(torch::Library::IMPL, "aten", neuron, __FILE__, __LINE__);
+    for (auto& name : dispatcher.getAllOpNames()) {
+      auto op = dispatcher.findOp(name);
+      if (!op || !wants_library_kernel(*op, cpu) || op->hasKernelForDispatchKey(neuron)) continue;
+      std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LibraryKernel>(*op)));
+      count++;
+    }
   }
   return count;
 }
 
-std::vector<std::string> shadowed_operators() {
-  std::vector<std::string> out;
+std::vector<std::pair<std::string, std::string>> shadowed_operators() {
+  std::vector<std::pair<std::string, std::string>> out;
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (auto& name : dispatcher.getAllOpNames()) {
-    auto op = dispatcher.findOp(name);
-    if (op && wants_library_kernel(*op) &&
-        (op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-         op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)))
-      out.push_back(toString(name));
-  }
+  for (auto [neuron, cpu] : kKeyPairs)
+    for (auto& name : dispatcher.getAllOpNames()) {
+      auto op = dispatcher.findOp(name);
+      if (!op || !wants_library_kernel(*op, cpu)) continue;
+      const bool composite = std::any_of(std::begin(kComposites), std::end(kComposites),
+                                         [&](DispatchKey key) { return op->hasKernelForDispatchKey(key); });
+      if (composite) out.emplace_back(toString(neuron), toString(name));
+    }
   return out;
 }
 

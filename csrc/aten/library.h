@@ -21,10 +21,10 @@ namespace neuron {
 struct CallPlan {
   enum class Arg : uint8_t { tensor, tensor_list, device, generator };
   struct Slot {
-    uint16_t index;   // position among the arguments
+    uint16_t index;  // position among the arguments
     Arg kind;
-    bool written;     // the schema says the operator writes to it
-    bool may_be_host; // a CPU tensor of any shape is allowed here
+    bool written;      // the schema says the operator writes to it
+    bool may_be_host;  // a CPU tensor of any shape is allowed here
   };
   explicit CallPlan(const c10::FunctionSchema& schema);
   std::vector<Slot> slots;
@@ -49,14 +49,15 @@ c10::DeviceIndex common_device(const c10::OperatorHandle& op, const CallPlan& pl
 // Makes the host wait for the stream that the caller works on; called before a library operator touches memory.
 inline void begin_library_call(c10::DeviceIndex index) { current_queue(index).drain(); }
 
-// A CPU generator seeded from the next Philox counters of a device generator, so that operators which only PyTorch's CPU
-// kernels know draw reproducible numbers without touching the host's generator.
+// A CPU generator seeded from the next Philox counters of a device generator, so that operators which only PyTorch's
+// CPU kernels know draw reproducible numbers without touching the host's generator.
 at::Generator derived_host_generator(const std::optional<at::Generator>& generator, c10::DeviceIndex index);
 
 // Registers LibraryKernels for the operators that have a CPU kernel. Returns how many.
 size_t register_library();
 
-// Operators with a CPU kernel which PrivateUse1 would resolve to a composite without us (for the check in CI).
-std::vector<std::string> shadowed_operators();
+// Operators with a CPU kernel which a key of our backend would resolve to a composite without us, as pairs of key and
+// operator (for the check in CI).
+std::vector<std::pair<std::string, std::string>> shadowed_operators();
 
 }  // namespace neuron

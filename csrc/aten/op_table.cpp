@@ -32,6 +32,7 @@ std::string_view family(std::string_view name) {
 }
 
 std::mutex g_mutex;
+std::atomic<FallbackHook> g_fallback_hook{nullptr};
 std::unordered_map<std::string, OpCounter*>& counters() {
   static auto* map = new std::unordered_map<std::string, OpCounter*>;
   return *map;
@@ -88,10 +89,13 @@ void DtypeUse::add(c10::ScalarType t) {
   }
 }
 
+void set_fallback_hook(FallbackHook hook) { g_fallback_hook.store(hook, std::memory_order_release); }
+
 Support account(OpCounter& c, const DtypeUse& use) {
   c.executed.fetch_add(1, std::memory_order_relaxed);
   if (C10_UNLIKELY(!c.row || use.unsupported)) {
     c.fallback.fetch_add(1, std::memory_order_relaxed);
+    if (FallbackHook hook = g_fallback_hook.load(std::memory_order_acquire)) hook(c);
     return Support::fallback;
   }
   if (use.wide_int) {

@@ -50,11 +50,15 @@ void clear_counters();
 
 // The data types that decide about support, gathered over an operator's neuron arguments.
 struct DtypeUse {
-  bool wide_int = false;     // int64 and unsigned 64-bit
-  bool unsupported = false;  // float64 and complex: no engine has them
+  bool wide_int = false;                                 // int64 and unsigned 64-bit
+  bool unsupported = false;                              // float64 and complex: no engine has them
   c10::ScalarType example = c10::ScalarType::Undefined;  // the unsupported one
   void add(c10::ScalarType t);
 };
+
+// Called for each call that is a fallback, in the calling thread; null for none. For `torchneuron check`.
+using FallbackHook = void (*)(const OpCounter&);
+void set_fallback_hook(FallbackHook hook);
 
 // Counts a call; throws NotImplementedError for a fallback in strict mode. `describe` words the arguments.
 Support account(OpCounter& c, const DtypeUse& use);

@@ -36,9 +36,10 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const Optional& grad_hy, c
     grad_cell = grad_cell.add(at::tanh_backward(grad_hy->mul(out), tanh_cy));
     grad_out = grad_hy->mul(tanh_cy);
   }
-  Tensor grad_gates = at::cat({at::sigmoid_backward(grad_cell.mul(cell), in), at::sigmoid_backward(grad_cell.mul(cx), forget),
-                               at::tanh_backward(grad_cell.mul(in), cell), at::sigmoid_backward(grad_out, out)},
-                              1);
+  Tensor grad_gates =
+      at::cat({at::sigmoid_backward(grad_cell.mul(cell), in), at::sigmoid_backward(grad_cell.mul(cx), forget),
+               at::tanh_backward(grad_cell.mul(in), cell), at::sigmoid_backward(grad_out, out)},
+              1);
   return {grad_gates, grad_cell.mul(forget), has_bias ? grad_gates.sum(0) : Tensor()};
 }
 

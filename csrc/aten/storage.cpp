@@ -2,6 +2,8 @@
 
 #include <mutex>
 
+#include "graph.h"
+
 namespace neuron {
 
 namespace {
@@ -21,6 +23,8 @@ c10::DataPtr renamed(c10::DataPtr&& ptr, c10::Device device) {
   return {data, holder, [](void* h) { delete static_cast<c10::DataPtr*>(h); }, device};
 }
 
+void release_host(void* storage) { delete static_cast<c10::Storage*>(storage); }
+
 std::mutex& refresh_mutex() {
   static auto* mutex = new std::mutex;
   return *mutex;
@@ -33,8 +37,17 @@ c10::intrusive_ptr<c10::StorageImpl> borrow(const c10::StorageImpl& storage, voi
 
 }  // namespace
 
+void NeuronStorage::set_twin(c10::intrusive_ptr<c10::StorageImpl> twin) {
+  twin_ = std::move(twin);
+  published_.store(twin_.get(), std::memory_order_release);
+}
+
 void NeuronStorage::release_resources() {
-  twin_.reset();
+  // Memory taken over from a CPU storage that is still held goes back to it: a kernel may return a tensor that it
+  // keeps. A graph under capture holds twins too, but its pool keeps the memory.
+  if (C10_UNLIKELY(twin_ && twin_.use_count() > 1 && twin_->data() == data() && !current_capture()))
+    twin_->set_data_ptr_noswap(renamed(set_data_ptr({}), c10::Device(c10::kCPU)));
+  set_twin({});
   c10::StorageImpl::release_resources();
 }
 
@@ -48,17 +61,20 @@ c10::intrusive_ptr<c10::StorageImpl> twin_of(c10::StorageImpl& storage) {
   void* data = storage._mutable_data_ptr_no_checks().get();
   auto* neuron = dynamic_cast<NeuronStorage*>(&storage);
   if (!neuron) return borrow(storage, data);
-  auto& twin = neuron->twin_;
-  if (C10_LIKELY(twin && twin->data() == data && twin->nbytes() == storage.nbytes())) return twin;
+  c10::StorageImpl* twin = neuron->published_.load(std::memory_order_acquire);
+  if (C10_LIKELY(twin && twin->data() == data && twin->nbytes() == storage.nbytes()))
+    return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(twin);
   std::lock_guard lock(refresh_mutex());
-  if (!twin) {
-    twin = borrow(storage, data);
+  if (!neuron->twin_) {
+    neuron->set_twin(borrow(storage, data));
   } else {
-    twin->set_data_ptr_noswap(borrowed(data));
-    twin->set_nbytes(storage.nbytes());
+    neuron->twin_->set_data_ptr_noswap(borrowed(data));
+    neuron->twin_->set_nbytes(storage.nbytes());
   }
-  return twin;
+  return neuron->twin_;
 }
+
+bool has_twin(const c10::StorageImpl& storage) { return typeid(storage) == typeid(NeuronStorage); }
 
 void sync_from_twin(c10::StorageImpl& storage, c10::StorageImpl& twin) {
   c10::DataPtr& data = twin._mutable_data_ptr_no_checks();
@@ -70,6 +86,16 @@ void sync_from_twin(c10::StorageImpl& storage, c10::StorageImpl& twin) {
   if (twin.nbytes() != storage.nbytes()) storage.set_nbytes(twin.nbytes());
 }
 
+c10::DataPtr borrow_host(c10::Storage host, c10::DeviceIndex index) {
+  void* data = host.mutable_data();
+  return {data, new c10::Storage(std::move(host)), &release_host, c10::Device(kNeuron, index)};
+}
+
+const c10::Storage* host_owner(const c10::StorageImpl& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
+  return data.get_deleter() == &release_host ? static_cast<c10::Storage*>(data.get_context()) : nullptr;
+}
+
 c10::intrusive_ptr<c10::StorageImpl> adopt_host_storage(c10::StorageImpl& host, c10::DeviceIndex index) {
   c10::DataPtr& data = host._mutable_data_ptr_no_checks();
   void* raw = data.get();
@@ -77,7 +103,7 @@ c10::intrusive_ptr<c10::StorageImpl> adopt_host_storage(c10::StorageImpl& host, 
                                                     renamed(std::move(data), c10::Device(kNeuron, index)),
                                                     device_allocator(), host.resizable());
   host.set_data_ptr_noswap(borrowed(raw));
-  storage->twin_ = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&host);
+  storage->set_twin(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&host));
   return storage;
 }
 

@@ -22,7 +22,9 @@ class NeuronStorage final : public c10::StorageImpl {
  private:
   friend c10::intrusive_ptr<c10::StorageImpl> twin_of(c10::StorageImpl& storage);
   friend c10::intrusive_ptr<c10::StorageImpl> adopt_host_storage(c10::StorageImpl& host, c10::DeviceIndex index);
+  void set_twin(c10::intrusive_ptr<c10::StorageImpl> twin);
   c10::intrusive_ptr<c10::StorageImpl> twin_;
+  std::atomic<c10::StorageImpl*> published_{nullptr};  // twin_, for readers without the lock
 };
 
 // A storage with `bytes` of the device's memory.
@@ -32,8 +34,15 @@ c10::intrusive_ptr<c10::StorageImpl> make_storage(size_t bytes, c10::DeviceIndex
 // (torch.UntypedStorage) each call makes one.
 c10::intrusive_ptr<c10::StorageImpl> twin_of(c10::StorageImpl& storage);
 
+// Whether `storage` keeps its twin, so that tensors on it share one alias storage in every call.
+bool has_twin(const c10::StorageImpl& storage);
+
 // Takes over the twin's memory if a CPU kernel gave it other memory (resize_).
 void sync_from_twin(c10::StorageImpl& storage, c10::StorageImpl& twin);
+
+// Memory that a CPU storage keeps owning, as a DataPtr of device `index`; and that CPU storage again, or null.
+c10::DataPtr borrow_host(c10::Storage host, c10::DeviceIndex index);
+const c10::Storage* host_owner(const c10::StorageImpl& storage);
 
 // A neuron storage that takes over the memory of `host`, which becomes its twin.
 c10::intrusive_ptr<c10::StorageImpl> adopt_host_storage(c10::StorageImpl& host, c10::DeviceIndex index);

@@ -3,7 +3,10 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstring>
+
 #include "aten/bridge.h"
+#include "aten/graph.h"
 #include "aten/library.h"
 #include "aten/op_table.h"
 #include "aten/storage.h"
@@ -13,6 +16,7 @@
 #include "runtime/generator.h"
 #include "runtime/hooks.h"
 #include "runtime/pinned.h"
+#include "runtime/profiler.h"
 
 namespace py = pybind11;
 
@@ -37,6 +41,8 @@ void initialize(int device_count, size_t capacity, bool launch_blocking, bool st
   register_pinned_allocator();
   register_hooks();
   register_library();
+  register_profiler();
+  register_graph();
   StreamQueue::set_interrupt_check(&check_signals);
 }
 
@@ -124,8 +130,27 @@ py::list memory_history(c10::DeviceIndex index) {
 py::list op_counters() {
   py::list out;
   for (auto* c : all_counters())
-    if (c->executed) out.append(py::make_tuple(c->name, c->executed.load(), c->narrowed.load(), c->fallback.load(), c->row != nullptr));
+    if (c->executed)
+      out.append(
+          py::make_tuple(c->name, c->executed.load(), c->narrowed.load(), c->fallback.load(), c->row != nullptr));
   return out;
+}
+
+// The Python function that is told the name of each fallback; never destroyed, as calls may come at exit.
+py::object& fallback_listener() {
+  static auto* listener = new py::object(py::none());
+  return *listener;
+}
+
+void tell_fallback(const OpCounter& c) {
+  py::gil_scoped_acquire gil;
+  py::object listener = fallback_listener();
+  if (!listener.is_none()) listener(c.name);
+}
+
+void set_fallback_listener(py::object listener) {
+  set_fallback_hook(listener.is_none() ? nullptr : &tell_fallback);
+  fallback_listener() = std::move(listener);
 }
 
 py::list op_rows() {
@@ -135,20 +160,33 @@ py::list op_rows() {
   return out;
 }
 
-// A neuron tensor over the memory of a CPU tensor, which keeps the storage alive: no copy.
+// A neuron tensor over the memory of a CPU tensor, whose storage it keeps alive: no copy.
 at::Tensor from_host(const at::Tensor& host, c10::DeviceIndex index) {
   TORCH_CHECK(host.device().is_cpu() && host.layout() == c10::kStrided, "from_host takes a strided CPU tensor.");
   index = resolve_device(index);
   device_state(index);
-  auto* keep = new c10::Storage(host.storage());
-  c10::DataPtr data(host.storage().mutable_data(), keep, [](void* s) { delete static_cast<c10::Storage*>(s); },
-                    c10::Device(kNeuron, index));
   auto storage = c10::make_intrusive<NeuronStorage>(c10::StorageImpl::use_byte_size_t(), host.storage().nbytes(),
-                                                    std::move(data), device_allocator(), false);
+                                                    borrow_host(host.storage(), index), device_allocator(), false);
   auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
                                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), host.dtype());
   impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
   return at::Tensor(std::move(impl));
+}
+
+// The CPU storage that owns the memory of a neuron storage (from_host, rebase), or None.
+std::optional<c10::Storage> host_of(const c10::Storage& storage) {
+  const c10::Storage* owner = host_owner(*storage.unsafeGetStorageImpl());
+  return owner ? std::optional(*owner) : std::nullopt;
+}
+
+// Moves a neuron storage into the memory of a CPU storage of the same size. Every tensor on it follows.
+void rebase(const c10::Storage& storage, const c10::Storage& host) {
+  TORCH_CHECK(storage.device().type() == kNeuron && host.device().is_cpu() && storage.nbytes() == host.nbytes(),
+              "rebase takes a neuron storage and a CPU storage of the same size.");
+  synchronize_device(storage.device().index());
+  if (storage.nbytes()) std::memcpy(host.mutable_data(), storage.data(), storage.nbytes());
+  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(borrow_host(host, storage.device().index()));
+  storage.unsafeGetStorageImpl()->set_resizable(false);
 }
 
 // A CPU tensor over the memory of a neuron tensor; the caller keeps the neuron tensor alive and synchronises.
@@ -175,10 +213,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("default_generator", [](c10::DeviceIndex i) { return default_generator(i); });
   m.def("default_stream", [](c10::DeviceIndex i) { return default_stream(i).pack3().stream_id; });
 
+  m.def("is_capturing", [] { return current_capture() != nullptr; });
+
   m.def("memory_stats", &memory_stats);
   m.def("memory_segments", &memory_segments);
   m.def("memory_history", &memory_history);
-  m.def("record_memory_history", [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.record_history(n); });
+  m.def("record_memory_history",
+        [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.record_history(n); });
   m.def("memory_info", [](c10::DeviceIndex i) { return device_allocator()->getMemoryInfo(resolve_device(i)); });
   m.def("set_capacity", [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.set_capacity(n); });
   m.def("empty_cache", [] { device_allocator()->emptyCache(); }, py::call_guard<py::gil_scoped_release>());
@@ -187,9 +228,12 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("op_counters", &op_counters);
   m.def("clear_op_counters", &clear_counters);
+  m.def("set_fallback_listener", &set_fallback_listener);
   m.def("op_rows", &op_rows);
   m.def("shadowed_operators", &shadowed_operators);
   m.def("from_host", &from_host);
+  m.def("host_of", &host_of);
+  m.def("rebase", &rebase);
   m.def("as_host", &as_host);
   bind_collectives(m, &check_signals);
 }

@@ -12,12 +12,18 @@ namespace {
 
 thread_local c10::DeviceIndex t_host_scope = -1;
 thread_local uint64_t t_capture_owner = 0;
+thread_local AllocationTrace* t_recording = nullptr;
+thread_local const AllocationTrace* t_replay = nullptr;
+thread_local size_t t_replay_next = 0;
 
 std::string human(size_t bytes) {
   char text[32];
-  if (bytes >= size_t{1} << 30) snprintf(text, sizeof text, "%.2f GiB", bytes / 1073741824.0);
-  else if (bytes >= size_t{1} << 20) snprintf(text, sizeof text, "%.2f MiB", bytes / 1048576.0);
-  else snprintf(text, sizeof text, "%zu bytes", bytes);
+  if (bytes >= size_t{1} << 30)
+    snprintf(text, sizeof text, "%.2f GiB", bytes / 1073741824.0);
+  else if (bytes >= size_t{1} << 20)
+    snprintf(text, sizeof text, "%.2f MiB", bytes / 1048576.0);
+  else
+    snprintf(text, sizeof text, "%zu bytes", bytes);
   return text;
 }
 
@@ -44,6 +50,9 @@ void free_block(void* context) {
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_memory(ptr, -bytes, *pool, index_of(pool));
 }
 
+// For host allocations, whose context must be the address (c10's raw_allocate wants that).
+void free_address(void* address) { free_block(MemoryPool::find(address)); }
+
 [[noreturn]] void out_of_memory(c10::DeviceIndex index, const PoolExhausted& e) {
   c10::reportOutOfMemoryToProfiler(e.requested, e.allocated, e.reserved, c10::Device(kNeuron, index));
   size_t free_bytes = e.capacity > e.reserved ? e.capacity - e.reserved : 0;
@@ -56,14 +65,19 @@ void free_block(void* context) {
 }
 
 Block* take(c10::DeviceIndex index, size_t bytes) {
-  DeviceState& state = device_state(index);
-  try {
-    Block* block = state.pool.allocate(bytes, allocation_owner(index));
-    if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_memory(block->ptr, block->size, state.pool, index);
-    return block;
-  } catch (const PoolExhausted& e) {
-    out_of_memory(index, e);
+  MemoryPool& pool = device_state(index).pool;
+  const uint64_t owner = allocation_owner(index);
+  Block* block = pool.try_allocate(bytes, owner);
+  if (C10_UNLIKELY(!block)) {
+    if (!StreamQueue::in_task()) settle_devices();  // queued work may hold memory that nobody else needs
+    try {
+      block = pool.allocate(bytes, owner);
+    } catch (const PoolExhausted& e) {
+      out_of_memory(index, e);
+    }
   }
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_memory(block->ptr, block->size, pool, index);
+  return block;
 }
 
 c10::CachingAllocator::StatArray convert(const StatArray& from) {
@@ -129,12 +143,26 @@ struct NeuronAllocator final : c10::DeviceAllocator {
 };
 
 struct HostAllocator final : c10::Allocator {
-  explicit HostAllocator(c10::Allocator* b) : base(b) {}
+  explicit HostAllocator(c10::Allocator* b) : base(b) { g_base_raw_deleter = b->raw_deleter(); }
   c10::DataPtr allocate(size_t bytes) override {
     if (C10_LIKELY(t_host_scope < 0) || bytes == 0) return base->allocate(bytes);
-    return allocate_on(t_host_scope, bytes, c10::Device(c10::kCPU));
+    if (C10_UNLIKELY(t_replay && t_replay_next < t_replay->entries.size())) {
+      auto& entry = t_replay->entries[t_replay_next++];
+      if (entry.bytes == bytes) return {entry.address, c10::Device(c10::kCPU)};  // the graph's pool owns it
+    }
+    char* address = take(t_host_scope, bytes)->ptr;
+    if (C10_UNLIKELY(t_recording != nullptr)) t_recording->entries.push_back({address, bytes});
+    return {address, address, &free_address, c10::Device(c10::kCPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return base->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return &raw_free; }
+  // Memory that was taken by raw_allocate may be freed outside of the scope, or the other way round.
+  static void raw_free(void* address) {
+    if (MemoryPool::find(address))
+      free_address(address);
+    else
+      g_base_raw_deleter(address);
+  }
+  static inline c10::DeleterFnPtr g_base_raw_deleter = nullptr;
   void copy_data(void* dst, const void* src, size_t bytes) const override { base->copy_data(dst, src, bytes); }
   c10::Allocator* base;
 };
@@ -155,11 +183,20 @@ c10::DataPtr allocate_on(c10::DeviceIndex index, size_t bytes, c10::Device as) {
 }
 
 Block* block_of(const c10::DataPtr& ptr) {
-  return ptr.get_deleter() == &free_block ? static_cast<Block*>(ptr.get_context()) : nullptr;
+  if (ptr.get_deleter() == &free_block) return static_cast<Block*>(ptr.get_context());
+  return ptr.get_deleter() == &free_address ? MemoryPool::find(ptr.get_context()) : nullptr;
 }
 
 HostAllocationScope::HostAllocationScope(c10::DeviceIndex index) : previous_(std::exchange(t_host_scope, index)) {}
 HostAllocationScope::~HostAllocationScope() { t_host_scope = previous_; }
+
+AllocationRecording::AllocationRecording(AllocationTrace& trace) { t_recording = &trace; }
+AllocationRecording::~AllocationRecording() { t_recording = nullptr; }
+AllocationReplay::AllocationReplay(const AllocationTrace& trace) {
+  t_replay = &trace;
+  t_replay_next = 0;
+}
+AllocationReplay::~AllocationReplay() { t_replay = nullptr; }
 
 uint64_t allocation_owner(c10::DeviceIndex index) {
   if (C10_UNLIKELY(t_capture_owner)) return t_capture_owner;

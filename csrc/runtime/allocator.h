@@ -29,6 +29,25 @@ class HostAllocationScope {
   c10::DeviceIndex previous_;
 };
 
+// Addresses that a library operator was given, in order; and the same again for a later run of that operator.
+struct AllocationTrace {
+  struct Entry {
+    char* address;
+    size_t bytes;
+  };
+  std::vector<Entry> entries;
+};
+class AllocationRecording {
+ public:
+  explicit AllocationRecording(AllocationTrace& trace);
+  ~AllocationRecording();
+};
+class AllocationReplay {
+ public:
+  explicit AllocationReplay(const AllocationTrace& trace);
+  ~AllocationReplay();
+};
+
 // Who owns what this thread allocates on device `index`: its current stream, or `pool` while a graph is captured.
 uint64_t allocation_owner(c10::DeviceIndex index);
 void set_capture_owner(uint64_t owner);  // 0: none

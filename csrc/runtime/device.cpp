@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
@@ -23,9 +24,20 @@ void after_fork_in_child() {
   if (g_initialized) g_bad_fork = true;
 }
 
+thread_local bool t_prepared = false;
+
+// Backward runs where it is called, not on autograd's device thread: operators run on the host's cores here, and a
+// second thread that opens an OpenMP team halves the speed of both. Users can turn it back on with
+// torch.autograd.set_multithreading_enabled(True).
+void prepare_thread() {
+  t_prepared = true;
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
 [[noreturn]] void no_such_device(int index) {
   TORCH_CHECK(false, "neuron device index ", index, " does not exist: this process has ", device_count(),
-              " neuron device(s), neuron:0", device_count() > 1 ? " to neuron:" + std::to_string(device_count() - 1) : "",
+              " neuron device(s), neuron:0",
+              device_count() > 1 ? " to neuron:" + std::to_string(device_count() - 1) : "",
               ". Set NEURON_RT_NUM_CORES before torch is imported to have more.");
 }
 
@@ -45,6 +57,7 @@ DeviceState& device_state(c10::DeviceIndex index) {
   TORCH_CHECK(!g_bad_fork,
               "Cannot use the neuron device in a forked subprocess: it was already used before the fork. "
               "Use the 'spawn' or 'forkserver' start method of torch.multiprocessing.");
+  if (C10_UNLIKELY(!t_prepared)) prepare_thread();
   DeviceState* state = g_devices[index].load(std::memory_order_acquire);
   if (state) return *state;
   static std::mutex mutex;
@@ -110,14 +123,23 @@ void synchronize_device(c10::DeviceIndex index) {
   for (auto& queue : device_state(index).streams) queue.drain();
 }
 
-void shutdown() noexcept {
-  if (g_bad_fork) return;
-  stop_worker();
+void settle_devices() {
   for (auto& slot : g_devices) {
-    DeviceState* state = slot.load();
+    DeviceState* state = slot.load(std::memory_order_acquire);
     if (!state) continue;
-    for (auto& queue : state->streams) queue.await(queue.enqueued());
+    for (auto& queue : state->streams) {
+      queue.await(queue.enqueued());
+      queue.release_finished();
+    }
   }
+}
+
+void shutdown() {
+  if (g_bad_fork) return;
+  struct StopWorker {
+    ~StopWorker() { stop_worker(); }
+  } at_the_end;
+  for (int i = 0; i < device_count(); i++) synchronize_device(i);
 }
 
 }  // namespace neuron

@@ -53,7 +53,9 @@ StreamQueue& queue_of(const c10::Stream& stream);
 StreamQueue& current_queue(c10::DeviceIndex index);
 
 void synchronize_device(c10::DeviceIndex index);
-// Drains every device; errors of the drained work are dropped. For the end of the process.
-void shutdown() noexcept;
+// Runs what is queued on every device and frees what it held; errors surface at the next synchronisation.
+void settle_devices();
+// For the end of the process: drains every device. Ctrl-C drops what is left.
+void shutdown();
 
 }  // namespace neuron

@@ -42,7 +42,12 @@ struct NeuronHooks final : at::PrivateUse1HooksInterface {
   }
   bool isPinnedPtr(const void* data) const override { return is_pinned_pointer(data); }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
-  at::Device getDeviceFromPtr(void*) const override { return {kNeuron, current_device()}; }
+  at::Device getDeviceFromPtr(void* data) const override {
+    Block* block = MemoryPool::find(data);
+    for (int i = 0; block && i < neuron::device_count(); i++)
+      if (block->segment->pool == &device_state(i).pool) return {kNeuron, static_cast<c10::DeviceIndex>(i)};
+    TORCH_CHECK(false, "The pointer ", data, " is not in the memory of a neuron device.");
+  }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override {
     return at::make_generator<NeuronGenerator>(resolve_device(index));

@@ -15,6 +15,11 @@ MemoryPool& pool() {
 }
 std::atomic<bool> g_used{false};
 
+MemoryPool* owner_of(const void* data) {
+  Block* block = MemoryPool::find(data);
+  return block ? block->segment->pool : nullptr;
+}
+
 void free_pinned(void* context) {
   if (!in_bad_fork()) pool().free(static_cast<Block*>(context));
 }
@@ -36,7 +41,7 @@ struct PinnedAllocator final : at::HostAllocator {
   void copy_data(void* dst, const void* src, size_t bytes) const override { std::memcpy(dst, src, bytes); }
   bool record_event(void* ptr, void* context, c10::Stream stream) override {
     if (!is_pinned_pointer(ptr)) return false;
-    pool().record_use(static_cast<Block*>(context), &queue_of(stream));
+    pool().record_use(MemoryPool::find(ptr), &queue_of(stream));
     return true;
   }
   void empty_cache() override { pool().empty_cache(); }
@@ -69,7 +74,7 @@ PinnedAllocator* g_pinned = nullptr;
 
 c10::Allocator* pinned_allocator() { return g_pinned; }
 
-bool is_pinned_pointer(const void* data) { return data && g_used && pool().contains(data); }
+bool is_pinned_pointer(const void* data) { return data && g_used && owner_of(data) == &pool(); }
 
 void register_pinned_allocator() {
   g_pinned = new PinnedAllocator;

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <new>
@@ -26,17 +28,45 @@ void sub(StatArray& stat, StatKind kind, int64_t n) {
   stat[kind].decrease(n);
 }
 
-// Fresh zero pages, or null if the system has none. Huge pages need an aligned start: map more and cut off both ends.
-char* map_pages(size_t size, bool huge) {
-  const size_t align = huge ? size_t{2} << 20 : 0;
+// Which segment holds an address: two levels of tables over granules of 64 KiB and 47 bits of address, read without a
+// lock.
+class Directory {
+ public:
+  static std::atomic<Segment*>* slot(uintptr_t address) {
+    static auto* top = new std::array<std::atomic<Leaf*>, kTop>{};
+    static std::atomic<Segment*> nothing{nullptr};
+    uintptr_t granule = address / kGranuleBytes;
+    if (granule / kLeaf >= kTop) return &nothing;
+    auto& leaf = (*top)[granule / kLeaf];
+    Leaf* found = leaf.load(std::memory_order_acquire);
+    if (!found) {
+      auto* fresh = new Leaf{};
+      if (leaf.compare_exchange_strong(found, fresh))
+        found = fresh;
+      else
+        delete fresh;
+    }
+    return &(*found)[granule % kLeaf];
+  }
+  static void set(const Segment& segment, Segment* value) {
+    for (size_t at = 0; at < segment.size; at += kGranuleBytes)
+      slot(reinterpret_cast<uintptr_t>(segment.ptr) + at)->store(value, std::memory_order_release);
+  }
+
+ private:
+  static constexpr size_t kGranuleBytes = 64 << 10, kLeaf = 1 << 12, kTop = 1 << 19;
+  using Leaf = std::array<std::atomic<Segment*>, kLeaf>;
+};
+
+// Fresh zero pages on a border of `align` bytes, or null if the system has none: map more and cut off both ends.
+char* map_pages(size_t size, size_t align, bool huge) {
   void* raw = mmap(nullptr, size + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
-  if (!huge) return static_cast<char*>(raw);
   auto begin = reinterpret_cast<uintptr_t>(raw);
   uintptr_t start = round_up(begin, align);
   if (start > begin) munmap(raw, start - begin);
   if (uintptr_t tail = begin + size + align - (start + size)) munmap(reinterpret_cast<void*>(start + size), tail);
-  madvise(reinterpret_cast<void*>(start), size, MADV_HUGEPAGE);  // a hint: failure changes speed alone
+  if (huge) madvise(reinterpret_cast<void*>(start), size, MADV_HUGEPAGE);  // a hint: failure changes speed alone
   return reinterpret_cast<char*>(start);
 }
 
@@ -46,6 +76,7 @@ MemoryPool::~MemoryPool() {
   for (auto& segment : segments_) {
     if (segment.large)
       for (Block* b = segment.first; b;) delete std::exchange(b, b->next);
+    Directory::set(segment, nullptr);
     munmap(segment.ptr, segment.size);
   }
 }
@@ -67,16 +98,25 @@ void MemoryPool::trace(const char* action, size_t address, size_t size, uint64_t
   if (!history_limit_) return;
   if (history_.size() == history_limit_) history_.pop_front();
   auto now = std::chrono::system_clock::now().time_since_epoch();
-  history_.push_back({action, address, size, owner, std::chrono::duration_cast<std::chrono::microseconds>(now).count()});
+  history_.push_back(
+      {action, address, size, owner, std::chrono::duration_cast<std::chrono::microseconds>(now).count()});
 }
 
-Segment* MemoryPool::map_segment(size_t size, bool large, uint64_t owner) {
-  auto reserved = [&] { return static_cast<size_t>(stats_.reserved_bytes[kAll].current); };
-  char* ptr = reserved() + size <= capacity_ ? map_pages(size, large) : nullptr;
+Segment* MemoryPool::map_segment(size_t wanted, size_t least, bool large, uint64_t owner) {
+  size_t size;
+  auto map = [&]() -> char* {
+    const size_t reserved = stats_.reserved_bytes[kAll].current, room = capacity_ - std::min(capacity_, reserved);
+    for (size_t n : {wanted, least}) {
+      size = n;
+      if (char* ptr = n <= room ? map_pages(n, large ? kHuge : kGranule, large) : nullptr) return ptr;
+    }
+    return nullptr;
+  };
+  char* ptr = map();
   if (!ptr) {
     stats_.num_alloc_retries++;
     release_segments();
-    ptr = reserved() + size <= capacity_ ? map_pages(size, large) : nullptr;
+    ptr = map();
   }
   if (!ptr) return nullptr;
   Segment& segment = segments_.emplace_back();
@@ -85,6 +125,8 @@ Segment* MemoryPool::map_segment(size_t size, bool large, uint64_t owner) {
   segment.size = size;
   segment.large = large;
   segment.owner = owner;
+  if (large) segment.starts.resize(size / kGranule);
+  Directory::set(segment, &segment);
   stats_.num_device_alloc++;
   add(stats_.segment, large ? kLarge : kSmall, 1);
   add(stats_.reserved_bytes, large ? kLarge : kSmall, size);
@@ -98,6 +140,7 @@ void MemoryPool::unmap_segment(std::list<Segment>::iterator it) {
   sub(stats_.segment, kind, 1);
   sub(stats_.reserved_bytes, kind, it->size);
   trace("segment_free", reinterpret_cast<size_t>(it->ptr), it->size, it->owner);
+  Directory::set(*it, nullptr);
   munmap(it->ptr, it->size);
   segments_.erase(it);
 }
@@ -107,7 +150,8 @@ Block* MemoryPool::take_small(size_t bytes, uint64_t owner) {
   size_t bin = bin_of(bytes, &size);
   auto& bins = small_[owner];  // value-initialised to null lists
   if (!bins[bin]) {
-    Segment* segment = map_segment(round_up(std::clamp(16 * size, kMinSlab, kMaxSlab), kLargeAlign), false, owner);
+    Segment* segment =
+        map_segment(std::min(round_up(16 * size, kGranule), kMaxSlab), round_up(size, kGranule), false, owner);
     if (!segment) return nullptr;
     for (size_t at = 0; at + size <= segment->size; at += size) {
       Block& b = segment->slab.emplace_back();
@@ -125,7 +169,7 @@ Block* MemoryPool::take_small(size_t bytes, uint64_t owner) {
 }
 
 Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
-  size_t size = round_up(bytes, kLargeAlign);
+  size_t size = round_up(bytes, kGranule);
   Block key;
   key.owner = owner;
   key.size = size;
@@ -139,9 +183,7 @@ Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
       sub(stats_.inactive_split_bytes, kLarge, block->size);
     }
   } else {
-    size_t wanted = std::max(round_up(size, kHuge), kLargeSegment);
-    Segment* segment = map_segment(wanted, true, owner);
-    if (!segment && wanted > round_up(size, kHuge)) segment = map_segment(round_up(size, kHuge), true, owner);
+    Segment* segment = map_segment(std::max(round_up(size, kHuge), kLargeSegment), size, true, owner);
     if (!segment) return nullptr;
     block = new Block;
     block->ptr = segment->ptr;
@@ -149,6 +191,7 @@ Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
     block->segment = segment;
     block->owner = owner;
     segment->first = block;
+    set_start(block);
   }
   if (block->size - size >= kSmallLimit) {
     auto* rest = new Block;
@@ -161,6 +204,7 @@ Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
     if (rest->next) rest->next->prev = rest;
     block->next = rest;
     block->size = size;
+    set_start(rest);
     large_.insert(rest);
     add(stats_.inactive_split, kLarge, 1);
     add(stats_.inactive_split_bytes, kLarge, rest->size);
@@ -170,16 +214,25 @@ Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
 
 Block* MemoryPool::allocate(size_t bytes, uint64_t owner) {
   std::lock_guard lock(mutex_);
+  if (Block* block = take(bytes, owner)) return block;
+  stats_.num_ooms++;
+  auto now = [](const StatArray& s) { return static_cast<size_t>(s[kAll].current); };
+  size_t free_bytes = capacity_ - std::min(capacity_, now(stats_.allocated_bytes));
+  trace("oom", free_bytes, bytes, owner);
+  throw PoolExhausted{bytes, capacity_, now(stats_.allocated_bytes), now(stats_.reserved_bytes)};
+}
+
+Block* MemoryPool::try_allocate(size_t bytes, uint64_t owner) {
+  std::lock_guard lock(mutex_);
+  return take(bytes, owner);
+}
+
+Block* MemoryPool::take(size_t bytes, uint64_t owner) {
+  if (bytes > capacity_) return nullptr;
   if (!waiting_.empty()) reclaim();
   bool large = bytes >= kSmallLimit;
   Block* block = large ? take_large(bytes, owner) : take_small(bytes, owner);
-  if (!block) {
-    stats_.num_ooms++;
-    auto now = [](const StatArray& s) { return static_cast<size_t>(s[kAll].current); };
-    size_t free_bytes = capacity_ > now(stats_.allocated_bytes) ? capacity_ - now(stats_.allocated_bytes) : 0;
-    trace("oom", free_bytes, bytes, owner);
-    throw PoolExhausted{bytes, capacity_, now(stats_.allocated_bytes), now(stats_.reserved_bytes)};
-  }
+  if (!block) return nullptr;
   StatKind kind = large ? kLarge : kSmall;
   block->allocated = true;
   block->requested = bytes;
@@ -244,6 +297,7 @@ void MemoryPool::release(Block* block) {
     a->size += b->size;
     a->next = b->next;
     if (a->next) a->next->prev = a;
+    segment->starts[(b->ptr - segment->ptr) / kGranule] = nullptr;
     delete b;
   };
   auto take_back = [&](Block* b) {
@@ -267,21 +321,20 @@ void MemoryPool::release(Block* block) {
 
 void MemoryPool::release_segments() {
   reclaim();
+  for (auto& [owner, bins] : small_)
+    for (Block*& head : bins)
+      for (Block** link = &head; *link;) {
+        if ((*link)->segment->live == 0)
+          *link = (*link)->next;
+        else
+          link = &(*link)->next;
+      }
   for (auto it = segments_.begin(); it != segments_.end();) {
     auto next = std::next(it);
-    if (it->live == 0) {
+    if (it->live == 0 && it->owner < kPrivateOwner) {
       if (it->large) {
         large_.erase(it->first);
         delete it->first;
-      } else {
-        size_t size;
-        Block*& head = small_[it->owner][bin_of(it->slab.front().size, &size)];
-        for (Block** link = &head; *link;) {
-          if ((*link)->segment == &*it)
-            *link = (*link)->next;
-          else
-            link = &(*link)->next;
-        }
       }
       unmap_segment(it);
     }
@@ -289,18 +342,24 @@ void MemoryPool::release_segments() {
   }
 }
 
-bool MemoryPool::contains(const void* address) const {
-  auto at = static_cast<const char*>(address);
-  auto inside = [&](const auto& range) { return range.ptr <= at && at < range.ptr + range.size; };
-  std::lock_guard lock(mutex_);
-  for (auto& segment : segments_) {
-    if (!inside(segment)) continue;
-    for (Block* b = segment.first; b; b = b->next)
-      if (inside(*b)) return b->allocated;
-    for (auto& b : segment.slab)
-      if (inside(b)) return b.allocated;
+Block* MemoryPool::find(const void* address) {
+  Segment* segment = *Directory::slot(reinterpret_cast<uintptr_t>(address));
+  if (!segment) return nullptr;
+  const size_t offset = static_cast<const char*>(address) - segment->ptr;
+  Block* block = nullptr;
+  if (!segment->large) {
+    const size_t index = offset / segment->slab.front().size;
+    if (index < segment->slab.size()) block = &segment->slab[index];
+  } else {
+    // The last block that starts at or before the address. A living block's granules are its own, so nothing that other
+    // threads change is read.
+    for (size_t g = offset / kGranule + 1; !block && g-- > 0;) block = segment->starts[g];
   }
-  return false;
+  return block && block->allocated ? block : nullptr;
+}
+
+void MemoryPool::set_start(Block* block) {
+  block->segment->starts[(block->ptr - block->segment->ptr) / kGranule] = block;
 }
 
 void MemoryPool::empty_cache() {
@@ -337,6 +396,11 @@ void MemoryPool::retire_owner(uint64_t owner, uint64_t heir) {
         b = next;
       }
   }
+}
+
+size_t MemoryPool::capacity() const {
+  std::lock_guard lock(mutex_);
+  return capacity_;
 }
 
 void MemoryPool::set_capacity(size_t bytes) {

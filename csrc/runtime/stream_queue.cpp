@@ -1,7 +1,7 @@
 #include "stream_queue.h"
 
+#include <algorithm>
 #include <chrono>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -12,29 +12,33 @@ std::function<void()>& interrupt_check() {
   static auto* check = new std::function<void()>;
   return *check;
 }
-constexpr int kSpins = 4000;  // about 10 us: cheaper than being woken up
-constexpr auto kInterruptPeriod = std::chrono::milliseconds(50);
+thread_local bool t_in_task = false;
+constexpr int kSpins = 4000;                      // about 10 us: cheaper than being woken up
+constexpr int64_t kInterruptPeriod = 50'000'000;  // ns
 }  // namespace
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
-// One thread for all streams: executing needs the machine's cores for the operators themselves.
+// One thread for all streams: executing needs the machine's cores for the operators themselves. Streams take turns.
 class Worker {
  public:
   static Worker& get() {
     static auto* worker = new Worker;  // never destroyed: streams may outlive static destructors
     return *worker;
   }
-  void kick(StreamQueue* queue) {
+  // False if the worker was stopped.
+  bool kick(StreamQueue* queue) {
     {
       std::lock_guard lock(mutex_);
-      if (stopped_) return;
-      ready_.insert(queue);
+      if (stopped_) return false;
+      if (std::find(ready_.begin(), ready_.end(), queue) == ready_.end()) ready_.push_back(queue);
       if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
     }
     wake_.notify_one();
+    return true;
   }
   void stop() {
     {
@@ -50,18 +54,19 @@ class Worker {
     std::unique_lock lock(mutex_);
     while (true) {
       wake_.wait(lock, [&] { return stopped_ || !ready_.empty(); });
-      if (ready_.empty()) return;
-      StreamQueue* queue = *ready_.begin();
-      ready_.erase(ready_.begin());
+      if (stopped_) return;
+      StreamQueue* queue = ready_.front();
+      ready_.pop_front();
       lock.unlock();
-      queue->await(queue->enqueued());
+      const uint64_t last = queue->enqueued();
+      while (!stopped_ && !queue->done(last)) queue->await(std::min(last, queue->completed() + 1));
       lock.lock();
     }
   }
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::set<StreamQueue*> ready_;
-  bool stopped_ = false;
+  std::deque<StreamQueue*> ready_;
+  std::atomic<bool> stopped_{false};
   std::thread thread_;
 };
 
@@ -82,80 +87,89 @@ uint64_t StreamQueue::enqueue(std::unique_ptr<Task> task, bool kick_worker) {
 }
 
 bool StreamQueue::run_some(uint64_t ticket) {
-  std::unique_lock right(exec_, std::try_to_lock);
-  if (!right) return false;
+  std::unique_lock lock(mutex_);
+  if (executing_) return false;
+  executing_ = true;
   while (!done(ticket)) {
-    std::unique_ptr<Task> task;
-    {
-      std::lock_guard lock(mutex_);
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
-    }
+    std::unique_ptr<Task> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
     std::exception_ptr error;
+    const bool outer = std::exchange(t_in_task, true);
     try {
       task->run();
     } catch (...) {
       error = std::current_exception();
     }
-    {
-      std::lock_guard lock(mutex_);
-      finished_.push_back(std::move(task));
-      if (error && !error_) {
-        error_ = error;
-        failed_.store(true, std::memory_order_relaxed);
-      }
-      completed_.fetch_add(1, std::memory_order_release);
-    }
+    t_in_task = outer;
+    lock.lock();
+    finished_.push_back(std::move(task));
+    if (error) errors_.push_back(std::move(error));
+    unsettled_.store(true, std::memory_order_relaxed);
+    completed_.fetch_add(1, std::memory_order_release);
     progress_.notify_all();
   }
+  executing_ = false;
+  progress_.notify_all();
   return true;
 }
 
+bool StreamQueue::in_task() { return t_in_task; }
+
+void StreamQueue::pause(uint64_t ticket) {
+  auto ready = [&] { return done(ticket) || !executing_; };
+  for (int spins = 0; spins < kSpins; spins++)
+    if (ready()) return;
+  std::unique_lock lock(mutex_);
+  progress_.wait_for(lock, std::chrono::nanoseconds(kInterruptPeriod), ready);
+}
+
 void StreamQueue::await(uint64_t ticket) {
-  for (int spins = 0; !done(ticket);) {
-    if (run_some(ticket)) return;
-    if (++spins < kSpins) continue;
-    std::unique_lock lock(mutex_);
-    progress_.wait_for(lock, kInterruptPeriod, [&] { return done(ticket); });
-  }
+  while (!done(ticket))
+    if (!run_some(ticket)) pause(ticket);
 }
 
 void StreamQueue::wait(uint64_t ticket) {
-  for (int spins = 0; !done(ticket);) {
-    // One task at a time, so that an interrupt is seen between tasks.
-    uint64_t next = std::min(ticket, completed_.load(std::memory_order_acquire) + 1);
-    if (run_some(next)) {
+  for (int64_t checked = now_ns(); !done(ticket);) {
+    step(ticket);
+    if (int64_t now = now_ns(); now - checked >= kInterruptPeriod) {
       if (auto& check = interrupt_check()) check();
-      continue;
+      checked = now;
     }
-    if (++spins < kSpins) continue;
-    {
-      std::unique_lock lock(mutex_);
-      progress_.wait_for(lock, kInterruptPeriod, [&] { return done(ticket); });
-    }
-    if (auto& check = interrupt_check()) check();
   }
-  std::vector<std::unique_ptr<Task>> garbage;
+  release_finished();
+  rethrow();
+}
+
+void StreamQueue::step(uint64_t ticket) {
+  Task::Point before;
   {
     std::lock_guard lock(mutex_);
-    garbage.swap(finished_);
+    if (!executing_ && !done(ticket)) before = tasks_.front()->waits_for();
   }
-  garbage.clear();
-  if (failed_.load(std::memory_order_relaxed)) rethrow();
+  if (before.queue && !before.queue->done(before.ticket)) return before.queue->step(before.ticket);
+  if (!run_some(std::min(ticket, completed() + 1))) pause(ticket);
+}
+
+void StreamQueue::release_finished() {
+  std::vector<std::unique_ptr<Task>> garbage;
+  std::lock_guard lock(mutex_);
+  garbage.swap(finished_);
+  unsettled_.store(!errors_.empty(), std::memory_order_relaxed);
 }
 
 void StreamQueue::rethrow() {
-  std::exception_ptr error;
+  std::vector<std::exception_ptr> errors;
   {
     std::lock_guard lock(mutex_);
-    error = std::exchange(error_, nullptr);
-    failed_.store(false, std::memory_order_relaxed);
+    errors.swap(errors_);
+    unsettled_.store(!finished_.empty(), std::memory_order_relaxed);
   }
-  if (error) std::rethrow_exception(error);
+  if (!errors.empty()) std::rethrow_exception(errors.front());
 }
 
 void StreamQueue::kick() {
-  if (!idle()) Worker::get().kick(this);
+  if (!idle() && !Worker::get().kick(this)) await(enqueued());
 }
 
 void StreamQueue::set_interrupt_check(std::function<void()> check) { interrupt_check() = std::move(check); }
@@ -169,6 +183,7 @@ struct Event::RecordTask final : Task {
 struct Event::BlockTask final : Task {
   explicit BlockTask(std::shared_ptr<State> s) : state(std::move(s)) {}
   void run() override { state->queue->await(state->ticket); }
+  Point waits_for() const override { return {state->queue, state->ticket}; }
   std::shared_ptr<State> state;
 };
 
@@ -196,7 +211,7 @@ bool Event::query() const {
 }
 
 void Event::synchronize() const {
-  if (state_ && !state_->done()) state_->queue->wait(state_->ticket);
+  if (state_) state_->queue->wait(state_->ticket);  // also if it is done: an error must not depend on who was faster
 }
 
 int64_t Event::time_ns() const { return state_->time_ns.load(std::memory_order_acquire); }

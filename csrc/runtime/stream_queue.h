@@ -1,8 +1,8 @@
-// In-order queue of deferred device work, and events on it. No torch here.
+// In-order queue of deferred device work, and events on it. No torch here. Queues live as long as the process.
 //
 // The right to execute belongs to the queue, not to a thread: whoever needs a result runs what is queued before it
-// (waking a sleeping thread costs about 30 us here). A worker thread takes over when it is kicked: by work big enough to
-// pay for a wake-up, or by somebody who asks without waiting (an event query), so that queued work never depends on
+// (waking a sleeping thread costs about 30 us here). A worker thread takes over when it is kicked: by work big enough
+// to pay for a wake-up, or by somebody who asks without waiting (an event query), so that queued work never depends on
 // another host call. Most operators never enter a queue: they find it empty and run where they are called.
 #pragma once
 
@@ -18,9 +18,18 @@
 
 namespace neuron {
 
+class StreamQueue;
+
 struct Task {
   virtual ~Task() = default;
   virtual void run() = 0;  // exceptions surface at the next host wait on the stream
+  // What `run` would wait for: a ticket of another queue. A host thread that waits does that work itself before it
+  // calls `run`, so that it stays interruptible.
+  struct Point {
+    StreamQueue* queue = nullptr;
+    uint64_t ticket = 0;
+  };
+  virtual Point waits_for() const { return {}; }
 };
 
 int64_t now_ns();  // monotonic clock
@@ -34,38 +43,44 @@ class StreamQueue {
   // Appends work; returns its ticket (1, 2, ...). `kick` lets the worker thread start on it now.
   uint64_t enqueue(std::unique_ptr<Task> task, bool kick = false);
   uint64_t enqueued() const { return enqueued_.load(std::memory_order_acquire); }
-  bool done(uint64_t ticket) const { return completed_.load(std::memory_order_acquire) >= ticket; }
+  uint64_t completed() const { return completed_.load(std::memory_order_acquire); }
+  bool done(uint64_t ticket) const { return completed() >= ticket; }
   bool idle() const { return done(enqueued()); }
 
   // Returns when `ticket` is done; executes queued work in this thread if nobody else does. Rethrows a task's error.
   void wait(uint64_t ticket);
   void drain() {
-    if (!idle()) wait(enqueued());
-    else if (failed_.load(std::memory_order_relaxed)) rethrow();
+    if (!idle() || unsettled_.load(std::memory_order_acquire)) wait(enqueued());
   }
   // As `wait`, without rethrowing: for one stream that waits for another.
   void await(uint64_t ticket);
+  // Destroys what was run.
+  void release_finished();
   // Lets the worker thread run what is queued.
   void kick();
+
+  // Whether the calling thread is running a task: it must not wait for a queue that may have to run that task first.
+  static bool in_task();
 
   // Called now and then while a host thread waits; may throw (Ctrl-C).
   static void set_interrupt_check(std::function<void()> check);
 
  private:
-  friend class Worker;
   bool run_some(uint64_t ticket);  // false if another thread has the right to execute
+  void step(uint64_t ticket);      // runs the next task, of this queue or of one that it waits for
+  void pause(uint64_t ticket);     // until `ticket` is done, the right to execute is free, or some time has passed
   void rethrow();
 
-  std::mutex exec_;  // the right to execute
   mutable std::mutex mutex_;
   std::condition_variable progress_;
   std::deque<std::unique_ptr<Task>> tasks_;
   // Run but not yet destroyed: what a task holds is released by a thread that enqueues or waits, never by the worker,
   // because a Python object may hang on it.
   std::vector<std::unique_ptr<Task>> finished_;
+  std::vector<std::exception_ptr> errors_;  // of tasks run since the last wait
   std::atomic<uint64_t> enqueued_{0}, completed_{0};
-  std::atomic<bool> failed_{false};
-  std::exception_ptr error_;
+  std::atomic<bool> executing_{false};  // the right to execute is taken
+  std::atomic<bool> unsettled_{false};  // there is something in finished_ or errors_
 };
 
 // A point in a queue. Copies share the state; recording again makes a new one.
@@ -91,7 +106,7 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-// Stops the worker thread after it has finished what it was kicked for. Work can still be drained afterwards.
+// Stops the worker thread after the task it runs. Work can still be drained afterwards.
 void stop_worker();
 
 }  // namespace neuron

@@ -6,12 +6,14 @@ Importing it registers the device (`torch.device("neuron")`). `import torch` doe
 from __future__ import annotations
 
 import atexit
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from torchneuron import _C, env
+from torchneuron import _C
 from torchneuron.device import _register
+from torchneuron.device._index import Device, device_index
 from torchneuron.device.memory import (
     empty_cache,
     max_memory_allocated,
@@ -26,6 +28,7 @@ from torchneuron.device.memory import (
     reset_accumulated_memory_stats,
     reset_max_memory_allocated,
     reset_peak_memory_stats,
+    set_per_process_memory_fraction,
 )
 from torchneuron.device.ops import clear_op_tracking, get_executed_ops, get_fallback_ops, get_narrowed_ops
 from torchneuron.device.properties import (
@@ -56,18 +59,17 @@ from torchneuron.device.streams import (
     synchronize,
 )
 
-from torchneuron.device._index import Device, device_index
-
 __all__ = [
-    "Event", "Stream", "StreamContext", "clear_op_tracking", "current_device", "current_stream", "default_generators",
-    "default_stream", "device", "device_count", "device_of", "empty_cache", "get_amp_supported_dtype",
-    "get_device_capability", "get_device_name", "get_device_properties", "get_executed_ops", "get_fallback_ops",
-    "get_narrowed_ops", "get_rng_state", "get_rng_state_all", "init", "initial_seed", "is_available",
-    "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all", "max_memory_allocated",
-    "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats",
-    "memory_stats_as_nested_dict", "memory_summary", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
-    "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_rng_state", "set_rng_state_all", "set_stream",
-    "stream", "synchronize",
+    "Event", "Stream", "StreamContext", "can_device_access_peer", "clear_op_tracking", "current_device",
+    "current_stream", "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache",
+    "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties", "get_executed_ops",
+    "get_fallback_ops", "get_narrowed_ops", "get_rng_state", "get_rng_state_all", "init", "initial_seed",
+    "is_available", "is_bf16_supported", "is_current_stream_capturing", "is_initialized", "manual_seed",
+    "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated",
+    "memory_reserved", "memory_snapshot", "memory_stats", "memory_stats_as_nested_dict", "memory_summary",
+    "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_peak_memory_stats", "seed", "seed_all",
+    "set_device", "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "set_stream", "stream",
+    "synchronize",
 ]  # fmt: skip
 
 
@@ -111,6 +113,16 @@ def current_device() -> int:
 def set_device(device: Device) -> None:
     """Makes `device` the current device of this thread."""
     _C.set_device(device_index(device))
+
+
+def is_current_stream_capturing() -> bool:
+    """Whether this thread captures a graph (`torch.accelerator.Graph`)."""
+    return _C.is_capturing()
+
+
+def can_device_access_peer(device: Device, peer_device: Device) -> bool:
+    """Whether copies between two devices need no detour over the host: always, on one machine."""
+    return device_index(device) != device_index(peer_device)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Union
-
 import torch
 
 from torchneuron import _C
 
-Device = Union[torch.device, str, int, None]
+Device = torch.device | str | int | None
 
 
 def device_index(device: Device, optional: bool = False) -> int:

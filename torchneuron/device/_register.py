@@ -8,7 +8,7 @@ import sys
 import torch
 
 from torchneuron import _C, distributed, env
-from torchneuron.device import _patches, _sharing
+from torchneuron.device import _lazy, _patches, _sharing
 
 # HBM of one logical core of trn2.48xlarge: 96 GiB a chip, four logical cores (LNC 2) a chip.
 _CORE_MEMORY = 24 << 30
@@ -34,8 +34,10 @@ def register(module_name: str) -> None:
         device_count=count, capacity=capacity, launch_blocking=env.LAUNCH_BLOCKING.get(), strict=env.STRICT.get()
     )
     torch._register_device_module("neuron", sys.modules[module_name])
+    torch.set_autocast_dtype("neuron", torch.bfloat16)  # of this thread; PyTorch keeps it for each thread
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.neuron)
     _sharing.register()
     _patches.apply()
+    _lazy.install()
     distributed.register()

@@ -73,6 +73,26 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     return _C.memory_info(device_index(device))
 
 
+def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
+    """Limits the device to a part of its memory.
+
+    Args:
+        fraction: 0 to 1, of the memory that the device had at first.
+        device: the current device if None.
+
+    Raises:
+        ValueError: `fraction` is not between 0 and 1.
+    """
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"The fraction must be between 0 and 1, got {fraction}.")
+    index = device_index(device)
+    total = _total.setdefault(index, mem_get_info(index)[1])
+    _C.set_capacity(index, int(total * fraction))
+
+
+_total: dict[int, int] = {}
+
+
 def empty_cache() -> None:
     """Gives cached memory that no tensor uses back to the system."""
     _C.empty_cache()
@@ -98,8 +118,12 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
             for pool in ("all",) if abbreviated else ("all", "large_pool", "small_pool"):
                 s = stats[key][pool]
                 name = label if pool == "all" else f"  {pool.split('_')[0]}"
-                lines.append(f"{name:24}" + "".join(f"{show(s[f]):>12}" for f in ("current", "peak", "allocated", "freed")))
-    lines.append(f"out of memory errors {stats['num_ooms']}, retries after emptying the cache {stats['num_alloc_retries']}")
+                lines.append(
+                    f"{name:24}" + "".join(f"{show(s[f]):>12}" for f in ("current", "peak", "allocated", "freed"))
+                )
+    lines.append(
+        f"out of memory errors {stats['num_ooms']}, retries after emptying the cache {stats['num_alloc_retries']}"
+    )
     return "\n".join(lines)
 
 

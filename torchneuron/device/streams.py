@@ -14,7 +14,16 @@ def _of(device: Device) -> torch.device:
     return torch.device("neuron", device_index(device))
 
 
-class Stream(torch.Stream):
+class _Generic(type):
+    """PyTorch compares streams and events by exact type: `torch.neuron.Stream(...)` makes a generic `torch.Stream`."""
+
+    generic: type
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.generic) and instance.device.type == "neuron"
+
+
+class Stream(metaclass=_Generic):
     """An in-order queue of device work.
 
     Args:
@@ -22,24 +31,32 @@ class Stream(torch.Stream):
         priority: accepted as on CUDA; all streams of the software device have one priority.
     """
 
-    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> Stream:
+    generic = torch.Stream
+
+    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> torch.Stream:
         if "stream_id" in kwargs:
-            return super().__new__(cls, **kwargs)
-        return super().__new__(cls, device=_of(device), priority=priority)
+            return torch.Stream(**kwargs)
+        return torch.Stream(device=_of(device), priority=priority)
 
 
-class Event(torch.Event):
-    """A point in a stream. `elapsed_time` is host wall time in milliseconds; predicted Trainium time is a separate matter.
+class Event(metaclass=_Generic):
+    """A point in a stream. `elapsed_time` is host wall time in milliseconds; predicted Trainium time is another call's.
 
     Args:
         enable_timing: whether `elapsed_time` may be asked.
-        blocking, interprocess: accepted as on CUDA; waiting never burns a core for long, and events stay in a process.
+        blocking: accepted as on CUDA; a waiting thread sleeps in any case.
+        interprocess: must be False.
+        device: where it will be recorded; the current device if None.
     """
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None) -> Event:
+    generic = torch.Event
+
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None
+    ) -> torch.Event:
         if interprocess:
             raise ValueError("neuron events cannot be shared between processes; leave interprocess=False.")
-        return super().__new__(cls, device=_of(device), enable_timing=enable_timing, blocking=blocking)
+        return torch.Event(device=_of(device), enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device: Device = None) -> torch.Stream:
@@ -50,7 +67,8 @@ def current_stream(device: Device = None) -> torch.Stream:
 def default_stream(device: Device = None) -> torch.Stream:
     """Stream 0 of `device`, which is current unless another is set."""
     where = _of(device)
-    return torch.Stream(stream_id=_C.default_stream(where.index), device_index=where.index, device_type=torch._C._autograd.DeviceType.PrivateUse1.value)
+    kind = torch._C._autograd.DeviceType.PrivateUse1.value
+    return torch.Stream(stream_id=_C.default_stream(where.index), device_index=where.index, device_type=kind)
 
 
 def set_stream(stream: torch.Stream | None) -> None:

@@ -1,0 +1,389 @@
+// torchneuron._core: the software NeuronCore for Python. No torch here.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "clock.h"
+#include "error.h"
+#include "executor.h"
+#include "simd/kernels.h"
+
+namespace py = pybind11;
+using namespace neuron;
+
+namespace {
+
+// Threads for processes in which nobody else has installed a parallel_for (see set_parallel_for).
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+  ~Pool() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (auto& w : workers_) w.join();
+  }
+  void run(int64_t n, const Range& body) {
+    const auto parts = static_cast<int64_t>(workers_.size()) + 1;
+    if (parts == 1 || n < 2) return body(0, n);
+    std::unique_lock owner(running_, std::try_to_lock);
+    if (!owner) return body(0, n);  // nested or concurrent: this thread does it
+    {
+      std::lock_guard lock(mutex_);
+      body_ = &body;
+      n_ = n;
+      chunk_ = (n + parts - 1) / parts;
+      next_ = 0;
+      pending_ = static_cast<int>(workers_.size());
+      error_ = nullptr;
+      ++generation_;
+    }
+    spin_generation_.store(generation_, std::memory_order_release);
+    wake_.notify_all();
+    take();
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [&] { return pending_ == 0; });
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  void take() {
+    for (;;) {
+      const int64_t begin = next_.fetch_add(chunk_);
+      if (begin >= n_) return;
+      try {
+        (*body_)(begin, std::min(n_, begin + chunk_));
+      } catch (...) {
+        std::lock_guard lock(mutex_);
+        if (!error_) error_ = std::current_exception();
+      }
+    }
+  }
+  void work() {
+    uint64_t seen = 0;
+    for (;;) {
+      for (int i = 0; i < 2000 && spin_generation_.load(std::memory_order_acquire) == seen; ++i)
+        std::this_thread::yield();
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
+        if (stop_) return;
+        seen = generation_;
+      }
+      take();
+      std::lock_guard lock(mutex_);
+      if (--pending_ == 0) done_.notify_one();
+    }
+  }
+
+  std::vector<std::thread> workers_;
+  std::mutex mutex_, running_;
+  std::condition_variable wake_, done_;
+  const Range* body_ = nullptr;
+  int64_t n_ = 0, chunk_ = 1;
+  std::atomic<int64_t> next_{0};
+  std::atomic<uint64_t> spin_generation_{0};
+  uint64_t generation_ = 0;
+  int pending_ = 0;
+  bool stop_ = false;
+  std::exception_ptr error_;
+};
+
+void set_num_threads(int threads) {
+  auto pool = std::make_shared<Pool>(threads);
+  set_parallel_for([pool](int64_t n, const Range& body) { pool->run(n, body); });
+}
+
+// ---- Python -> instructions ----------------------------------------------------------------------------------------
+// An access is (storage, dtype, offset, ((stride, size), ...)) or that and (reg, reg_stride, indexing, index_stride,
+// index_limit, index access or None).
+Access parse_access(const py::tuple& t) {
+  Access a;
+  a.storage = t[0].cast<uint32_t>();
+  a.dtype = static_cast<Dtype>(t[1].cast<int>());
+  a.offset = t[2].cast<int64_t>();
+  const auto dims = py::reinterpret_borrow<py::tuple>(t[3]);
+  if (dims.size() > kMaxDims) throw py::value_error("too many dimensions in an access");
+  for (auto d : dims) {
+    const auto pair = py::reinterpret_borrow<py::tuple>(d);
+    a.dims[a.ndim++] = {pair[0].cast<int64_t>(), pair[1].cast<int64_t>()};
+  }
+  if (t.size() > 4) {
+    a.reg = t[4].cast<int>();
+    a.reg_stride = t[5].cast<int64_t>();
+    a.indexing = static_cast<Access::Indexing>(t[6].cast<int>());
+    a.index_stride = t[7].cast<int64_t>();
+    a.index_limit = t[8].cast<int64_t>();
+    if (!t[9].is_none()) a.index = std::make_shared<Access>(parse_access(py::reinterpret_borrow<py::tuple>(t[9])));
+  }
+  return a;
+}
+
+Instruction parse(int opcode, int engine, const py::tuple& operands, const py::dict& attrs, const py::tuple& list,
+                  uint32_t source) {
+  Instruction in;
+  in.opcode = static_cast<Opcode>(opcode);
+  in.engine = static_cast<Engine>(engine);
+  in.source = source;
+  for (auto o : operands) {
+    Operand& operand = in.operands.emplace_back();
+    if (o.is_none()) continue;
+    if (py::isinstance<py::tuple>(o)) {
+      operand.kind = Operand::Kind::tile;
+      operand.access = parse_access(py::reinterpret_borrow<py::tuple>(o));
+    } else {
+      operand.kind = Operand::Kind::immediate;
+      operand.immediate = o.cast<double>();
+    }
+  }
+  static const auto by_name = [] {
+    std::unordered_map<std::string, const Attribute*> m;
+    for (const Attribute& a : attributes()) m.emplace(a.name, &a);
+    return m;
+  }();
+  for (auto [key, value] : attrs) by_name.at(key.cast<std::string>())->set(in, value.cast<double>());
+  for (auto v : list) in.list.push_back(v.cast<int64_t>());
+  return in;
+}
+
+struct PyCore {
+  std::shared_ptr<Program> program;
+  Core core;
+  Instruction pending;  // step mode: a rendezvous that others have not reached
+
+  PyCore(std::shared_ptr<Program> p, int program_id, int rank) : program(p), core(*p, program_id, rank) {}
+};
+
+// Validates, follows and runs one instruction. True: it waits for other cores.
+bool step(PyCore& c, int opcode, int engine, const py::tuple& operands, const py::dict& attrs, const py::tuple& list,
+          uint32_t source) {
+  Instruction in = parse(opcode, engine, operands, attrs, list, source);
+  c.program->validate(in);
+  c.program->tracker().visit(c.program->storages(), in, false);
+  if (in.spec().rendezvous) {
+    c.pending = std::move(in);
+    return true;
+  }
+  py::gil_scoped_release unlocked;
+  c.core.execute(in);
+  return false;
+}
+
+// Lets the waiting cores meet: returns which may go on.
+std::vector<bool> meet(const std::vector<PyCore*>& cores, const std::vector<bool>& waits) {
+  std::vector<Core*> all;
+  std::vector<const Instruction*> waiting;
+  for (size_t i = 0; i < cores.size(); ++i) {
+    all.push_back(&cores[i]->core);
+    waiting.push_back(waits[i] ? &cores[i]->pending : nullptr);
+  }
+  std::vector<bool> released;
+  rendezvous(all, waiting, released);
+  return released;
+}
+
+py::dict describe(const InstructionSpec& s) {
+  py::dict d;
+  d["opcode"] = static_cast<int>(s.opcode);
+  d["name"] = std::string(s.name);
+  py::list engines;
+  for (int e = 1; e < static_cast<int>(Engine::count); ++e)
+    if (s.engines >> e & 1) engines.append(std::string(kEngineNames[e]));
+  d["engines"] = engines;
+  d["default_engine"] = std::string(kEngineNames[static_cast<int>(s.prefer)]);
+  d["min_generation"] = s.min_generation;
+  d["semantics"] = std::string(s.semantics);
+  d["extension"] = s.extension;
+  d["fixed_cycles"] = s.cost.fixed;
+  d["cycles_per_element"] = s.cost.per_element;
+  py::list operands;
+  for (const OperandSpec& o : s.operands) {
+    py::dict p;
+    p["name"] = std::string(o.name);
+    p["role"] = static_cast<int>(o.role);
+    py::list memories, types;
+    for (int m = 0; m < static_cast<int>(Memory::count); ++m)
+      if (o.memories >> m & 1) memories.append(std::string(kMemoryNames[m]));
+    for (int t = 0; t < kDtypes; ++t)
+      if (o.types >> t & 1) types.append(std::string(kDtypeTable[t].name));
+    p["memories"] = memories;
+    p["dtypes"] = types;
+    p["max_free"] = o.max_free;
+    p["optional"] = o.optional;
+    operands.append(p);
+  }
+  d["operands"] = operands;
+  return d;
+}
+
+template <class Table>
+py::dict names(const Table& table) {
+  py::dict d;
+  int i = 0;
+  for (const auto& row : table) {
+    if constexpr (requires { row.name; })
+      d[py::str(std::string(row.name))] = i++;
+    else
+      d[py::str(std::string(row))] = i++;
+  }
+  return d;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The software NeuronCore: instruction table, programs, executor and clock.";
+  set_num_threads(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+
+  static py::exception<Error> error(m, "Error");
+  static py::exception<ValidationError> validation(m, "ValidationError", error.ptr());
+  static py::exception<OutOfBounds> bounds(m, "OutOfBounds", error.ptr());
+  static py::exception<UninitialisedRead> uninitialised(m, "UninitialisedRead", error.ptr());
+  static py::exception<CapacityError> capacity(m, "CapacityError", error.ptr());
+  static py::exception<Deadlock> deadlock(m, "Deadlock", error.ptr());
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const ValidationError& e) {
+      py::object x = py::reinterpret_borrow<py::object>(validation.ptr())(e.what());
+      x.attr("instruction") = e.instruction;
+      x.attr("operand") = e.operand;
+      x.attr("limit") = e.limit;
+      PyErr_SetObject(validation.ptr(), x.ptr());
+    } catch (const OutOfBounds& e) {
+      PyErr_SetString(bounds.ptr(), e.what());
+    } catch (const UninitialisedRead& e) {
+      PyErr_SetString(uninitialised.ptr(), e.what());
+    } catch (const CapacityError& e) {
+      PyErr_SetString(capacity.ptr(), e.what());
+    } catch (const Deadlock& e) {
+      PyErr_SetString(deadlock.ptr(), e.what());
+    } catch (const Error& e) {
+      PyErr_SetString(error.ptr(), e.what());
+    }
+  });
+
+  m.attr("DTYPES") = names(kDtypeTable);
+  py::dict sizes;
+  for (const auto& row : kDtypeTable) sizes[py::str(std::string(row.name))] = row.size;
+  m.attr("DTYPE_SIZES") = sizes;
+  m.attr("ALU_OPS") = names(kAluTable);
+  m.attr("FUNCTIONS") = names(kFunctionTable);
+  m.attr("ENGINES") = names(kEngineNames);
+  m.attr("MEMORIES") = names(kMemoryNames);
+  m.attr("PARTITIONS") = kPartitions;
+  m.attr("PSUM_BANKS") = kPsumBanks;
+  m.attr("PSUM_BANK_BYTES") = kPsumBankBytes;
+  py::list instructions;
+  for (const InstructionSpec& s : all_instructions()) instructions.append(describe(s));
+  m.attr("INSTRUCTIONS") = instructions;
+  m.def("alu_class", [](int op) { return static_cast<int>(info(static_cast<AluOp>(op)).cls); });
+  m.def("alu_inputs", [](int op) { return info(static_cast<AluOp>(op)).inputs; });
+  m.def("simd_level", [] { return std::string(kernels().name); });
+  m.def("set_num_threads", &set_num_threads, py::arg("threads"));
+
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program")
+      .def(py::init<int>(), py::arg("generation"))
+      .def(
+          "add_storage",
+          [](Program& p, std::string name, int memory, int64_t partitions, int64_t row_bytes, int64_t address,
+             int64_t partition_start, bool external, uint32_t source) {
+            return p.add_storage({std::move(name), static_cast<Memory>(memory), partitions, row_bytes, address,
+                                  partition_start, external, source});
+          },
+          py::arg("name"), py::arg("memory"), py::arg("partitions"), py::arg("row_bytes"), py::arg("address") = -1,
+          py::arg("partition_start") = 0, py::arg("external") = false, py::arg("source") = 0)
+      .def("add_register", &Program::add_register)
+      .def("append",
+           [](Program& p, int opcode, int engine, const py::tuple& operands, const py::dict& attrs,
+              const py::tuple& list, uint32_t source) {
+             Instruction in = parse(opcode, engine, operands, attrs, list, source);
+             p.validate(in);
+             p.append(std::move(in));
+           })
+      .def("seal", &Program::seal, py::arg("sbuf_bytes"), py::arg("several") = false)
+      .def(
+          "check_capacity",
+          [](Program& p, int64_t sbuf_bytes) { Program::check_capacity(p.storages(), p.tracker().live(), sbuf_bytes); })
+      .def("set_check", [](Program& p, bool on) { p.tracker().check() = on; })
+      .def("mark_written", [](Program& p, uint32_t s) { p.tracker().mark_all(s); })
+      .def("__len__", [](const Program& p) { return p.instructions().size(); })
+      .def("disassemble",
+           [](const Program& p) {
+             std::string out;
+             for (const auto& in : p.instructions()) out += disassemble(p.storages(), in) + "\n";
+             return out;
+           })
+      .def("live_bytes",
+           [](Program& p, int memory) {  // (first, last, bytes per partition, name) of each buffer, instruction counts
+             py::list out;
+             for (const auto& r : p.tracker().live().ranges()) {
+               const Storage& s = p.storages()[r.storage];
+               if (static_cast<int>(s.memory) == memory && r.first >= 0)
+                 out.append(py::make_tuple(r.first, r.last, s.row_bytes, s.name));
+             }
+             return out;
+           })
+      .def("source", [](const Program& p, uint32_t i) { return p.instructions().at(i).source; })
+      .def("name", [](const Program& p, uint32_t i) { return std::string(p.instructions().at(i).spec().name); });
+
+  py::class_<PyCore>(m, "Core")
+      .def(py::init<std::shared_ptr<Program>, int, int>(), py::arg("program"), py::arg("program_id") = 0,
+           py::arg("rank") = 0)
+      .def("bind", [](PyCore& c, uint32_t s, uintptr_t p) { c.core.bind(s, reinterpret_cast<void*>(p)); })
+      .def("allocate", [](PyCore& c, uint32_t s) { c.core.allocate(s); })
+      .def("release",
+           [](PyCore& c, uint32_t s) {
+             c.core.release(s);
+             c.program->tracker().release(s);
+           })
+      .def("reg", [](const PyCore& c, int r) { return c.core.reg(r); })
+      .def("set_reg", [](PyCore& c, int r, int64_t v) { c.core.set_reg(r, v); })
+      .def("seed", [](PyCore& c, uint32_t s) { c.core.seed(s); })
+      .def("step", &step)
+      .def(
+          "memory",
+          [](PyCore& c, uint32_t s) {  // (address, bytes from partition to partition)
+            return std::pair(reinterpret_cast<uintptr_t>(c.core.memory(s)), c.core.pitch(s));
+          },
+          "Where a buffer lies: (address, bytes from one partition to the next).");
+
+  m.def("meet", &meet);
+  m.def("run", [](const std::vector<PyCore*>& cores) {
+    std::vector<Core*> all;
+    for (PyCore* c : cores) all.push_back(&c->core);
+    py::gil_scoped_release unlocked;
+    run(all);
+  });
+
+  py::class_<Target>(m, "Target")
+      .def(py::init<>())
+      .def_readwrite("generation", &Target::generation)
+      .def("set_clock", [](Target& t, int engine, double ghz) { t.clock_ghz.at(engine) = ghz; })
+#define FIELD(NAME) .def_readwrite(#NAME, &Target::NAME)
+          FIELD(sbuf_bytes) FIELD(dma_engines) FIELD(dma_bytes_per_ns) FIELD(dma_row_ns) FIELD(dma_row_overhead_ns)
+              FIELD(dma_start_ns) FIELD(instruction_ns) FIELD(min_cycles) FIELD(access_cycles) FIELD(fp32_matmul_passes)
+                  FIELD(hbm_bytes_per_ns) FIELD(vector_fast_modes) FIELD(pe_warm_ns);
+#undef FIELD
+
+  m.def("predict", [](const Program& p, const Target& t) {
+    const Timeline line = predict(p, t);
+    py::list events;
+    for (const Event& e : line.events)
+      events.append(py::make_tuple(e.instruction, std::string(kEngineNames[static_cast<int>(e.engine)]), e.start_ns,
+                                   e.end_ns, e.busy_ns, e.bytes, e.flops, e.waits_for));
+    py::dict busy;
+    for (int e = 1; e < static_cast<int>(Engine::count); ++e)
+      busy[py::str(std::string(kEngineNames[e]))] = line.busy_ns[e];
+    return py::make_tuple(line.latency_ns, busy, events);
+  });
+}

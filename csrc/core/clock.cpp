@@ -1,0 +1,250 @@
+#include "clock.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace neuron {
+namespace {
+
+bool two_byte_float(Dtype t) { return t == Dtype::bfloat16 || t == Dtype::float16; }
+
+bool dense(const Access& a) {
+  for (int i = a.ndim - 1, first = 1; i >= 1; --i)
+    if (a.dims[i].size > 1) {
+      if (first && a.dims[i].stride != 1) return false;
+      first = 0;
+    }
+  return true;
+}
+
+class Model {
+ public:
+  Model(const std::vector<Storage>& storages, const Target& target) : storages_(storages), t_(target) {}
+
+  // Cycles the engine is occupied.
+  double cycles(const Instruction& in) const {
+    const InstructionSpec& sp = in.spec();
+    const double n = static_cast<double>(elements(in));
+    switch (sp.cost.model) {
+      case CostModel::none:
+        return 1;
+      case CostModel::elements: {
+        double per = sp.cost.per_element;
+        if (in.opcode == Opcode::reciprocal && in.engine == Engine::scalar) per = 1;
+        if (in.opcode == Opcode::memset && in.value == 0 && two_byte_float(in.operand(0).access.dtype)) per = 0.5;
+        double fixed = sp.cost.fixed;
+        if (in.opcode == Opcode::activation && in.operand(4).is_tile()) fixed += 64;  // reads the accumulator
+        return fixed + std::max(t_.min_cycles, n * per / fast(in));
+      }
+      case CostModel::two_inputs: {
+        const bool psum = std::any_of(in.operands.begin() + 1, in.operands.end(), [&](const Operand& o) {
+          return o.is_tile() && storages_[o.access.storage].memory == Memory::psum;
+        });
+        const bool pair = all_two_byte(in) && !psum;
+        const double per = psum ? 1 : (pair && t_.vector_fast_modes ? 1 : pair && additive(in.op0) ? 1 : 2);
+        return std::max(t_.min_cycles, per * n);
+      }
+      case CostModel::matmul: {
+        const Access &a = in.operand(1).access, &b = in.operand(2).access;
+        const double rows = in.perf_mode == PerfMode::double_row ? 2 : 1;
+        const double passes =
+            size_of(b.dtype) == 4 && b.dtype == Dtype::float32 && !is_packed(b.dtype) ? t_.fp32_matmul_passes : 1;
+        return passes * std::max(std::min(t_.min_cycles, static_cast<double>(a.free_size()) / rows),
+                                 static_cast<double>(b.free_size()) / rows);
+      }
+      case CostModel::transpose: {
+        const Access& a = in.operand(1).access;
+        const auto p = static_cast<double>(a.partitions()), f = static_cast<double>(a.free_size());
+        return in.engine == Engine::vector ? std::max(t_.min_cycles, f) : std::max(p, std::min(t_.min_cycles, f));
+      }
+      case CostModel::gather: {
+        const double e = static_cast<double>(std::max<int64_t>(1, in.count)),
+                     size = static_cast<double>(size_of(in.operand(1).access.dtype));
+        const double rate = ((28 + 4 * e) / (4 * e)) / std::min(4 / size, e);
+        return sp.cost.fixed + static_cast<double>(in.operand(0).access.free_size()) / rate;
+      }
+      case CostModel::dma:
+        return 0;
+    }
+    return 0;
+  }
+
+  // Nanoseconds on the busiest of the DMA engines, and the engines used.
+  double dma(const Instruction& in, int& engines, int64_t& bytes) const {
+    const Access& dst = in.operand(0).access;
+    const Access& src = in.operands.size() > 1 && in.operand(1).is_tile() ? in.operand(1).access : dst;
+    bytes = std::max(dst.elements() * size_of(dst.dtype), src.elements() * size_of(src.dtype));
+    // Descriptors: contiguous runs of the side that is cut finer.
+    const int64_t run = std::max<int64_t>(1, std::min(run_bytes(dst), run_bytes(src)));
+    const int64_t rows = std::max<int64_t>(1, bytes / run);
+    // A transfer is spread by on-chip partition, 8 to an engine; between HBM tensors evenly.
+    int64_t partitions = 0;
+    for (const Access* a : {&dst, &src})
+      if (on_chip(storages_[a->storage].memory)) partitions = std::max(partitions, a->partitions());
+    const int64_t wanted = partitions ? (partitions + 7) / 8 : std::max(rows, bytes / 512);
+    engines = static_cast<int>(std::clamp<int64_t>(wanted, 1, t_.dma_engines));
+    const double row = std::max(t_.dma_row_ns, static_cast<double>(run) / t_.dma_bytes_per_ns + t_.dma_row_overhead_ns);
+    const double cut = static_cast<double>(bytes) / engines / t_.dma_bytes_per_ns;  // rows may be cut between engines
+    return std::max(rows < engines ? t_.dma_row_overhead_ns : static_cast<double>(rows) / engines * row, cut) *
+           std::max(1.0, in.spec().cost.per_element);
+  }
+
+  int64_t elements(const Instruction& in) const {
+    const int input = in.operands.size() > 1 && in.operand(1).is_tile() ? 1 : 0;
+    if (in.operands.empty() || !in.operand(input).is_tile()) return 1;
+    return std::max(in.operand(input).access.free_size(),
+                    in.operand(0).is_tile() ? in.operand(0).access.free_size() : 1);
+  }
+
+ private:
+  static bool additive(AluOp op) { return op == AluOp::add || op == AluOp::multiply || op == AluOp::subtract; }
+  bool all_two_byte(const Instruction& in) const {
+    return std::all_of(in.operands.begin(), in.operands.end(), [](const Operand& o) {
+      return !o.is_tile() || o.access.free_size() == 1 || (two_byte_float(o.access.dtype) && dense(o.access));
+    });
+  }
+  // VectorE's modes for 16-bit data: 4 elements a cycle SBUF to SBUF, 2 when a side is in PSUM or not contiguous.
+  double fast(const Instruction& in) const {
+    if (!t_.vector_fast_modes || in.engine != Engine::vector) return 1;
+    if (in.opcode != Opcode::tensor_copy && in.opcode != Opcode::tensor_scalar) return 1;
+    bool wide = true, psum = false, contiguous = true;
+    for (const Operand& o : in.operands) {
+      if (!o.is_tile() || o.access.free_size() == 1) continue;
+      wide = wide && two_byte_float(o.access.dtype);
+      psum = psum || storages_[o.access.storage].memory == Memory::psum;
+      contiguous = contiguous && dense(o.access);
+    }
+    return !wide ? 1 : psum || !contiguous ? 2 : 4;
+  }
+  int64_t run_bytes(const Access& a) const {
+    int64_t run = 1;
+    const bool chip = on_chip(storages_[a.storage].memory);
+    for (int i = a.ndim - 1; i >= (chip ? 1 : 0); --i) {
+      if (a.dims[i].size == 1) continue;
+      if (a.dims[i].stride != run) break;
+      run *= a.dims[i].size;
+    }
+    return run * size_of(a.dtype);
+  }
+
+  const std::vector<Storage>& storages_;
+  const Target& t_;
+};
+
+}  // namespace
+
+Timeline predict(const Program& program, const Target& target) {
+  const auto& storages = program.storages();
+  const Model cost(storages, target);
+  Timeline out;
+  std::array<double, static_cast<int>(Engine::count)> free_at{};  // in-order engines
+  std::array<int32_t, static_cast<int>(Engine::count)> last_event{};
+  last_event.fill(-1);
+  std::vector<double> dma_free(target.dma_engines, 0.0);
+  double dma_busy = 0, hbm_free = 0, pe_idle_since = 0;
+  struct Use {
+    Box box;
+    double ready;
+    int32_t event;
+    bool write;
+  };
+  std::vector<std::vector<Use>> uses(storages.size());
+
+  for (uint32_t i = 0; i < program.instructions().size(); ++i) {
+    const Instruction& in = program.instructions()[i];
+    const InstructionSpec& sp = in.spec();
+    if (in.operands.empty()) continue;
+    const bool dma = sp.cost.model == CostModel::dma;
+    const auto engine = dma ? Engine::dma : in.engine;
+    const auto e = static_cast<size_t>(engine);
+
+    // Data dependencies: reads wait for writes, writes for reads and writes, of overlapping boxes.
+    double ready = 0;
+    int32_t waits = -1;
+    bool cross = false;
+    std::vector<std::pair<const Access*, bool>> touched;
+    for (size_t k = 0; k < in.operands.size(); ++k) {
+      const Operand& o = in.operands[k];
+      if (!o.is_tile()) continue;
+      const bool write = sp.operands[k].role == Role::write || sp.operands[k].role == Role::read_write;
+      touched.emplace_back(&o.access, write);
+      if (o.access.index) touched.emplace_back(o.access.index.get(), false);
+    }
+    for (auto [a, write] : touched) {
+      const Box box = bounding_box(storages[a->storage], *a);
+      for (const Use& u : uses[a->storage])
+        if ((write || u.write) && u.ready > ready && u.box.overlaps(box)) {
+          ready = u.ready;
+          waits = u.event;
+          cross = out.events[u.event].engine != engine;
+        }
+    }
+    Event event{i, engine, 0, 0, 0, 0, 0, waits, 0};
+    if (dma) {
+      int engines = 1;
+      event.busy_ns = cost.dma(in, engines, event.bytes);
+      // The least busy engines take it; HBM's share of the core is a limit too.
+      std::partial_sort(dma_free.begin(), dma_free.begin() + engines, dma_free.end());
+      const double start = ready + target.dma_start_ns;
+      double end = 0;
+      for (int k = 0; k < engines; ++k) {
+        const double begin = std::max(start, dma_free[k]);
+        dma_free[k] = begin + event.busy_ns;
+        end = std::max(end, dma_free[k]);
+      }
+      dma_busy += event.busy_ns * engines;
+      if (target.hbm_bytes_per_ns > 0) {
+        hbm_free = std::max(hbm_free, start) + static_cast<double>(event.bytes) / target.hbm_bytes_per_ns;
+        end = std::max(end, hbm_free);
+      }
+      event.start_ns = std::max(start, end - event.busy_ns);
+      event.end_ns = end;
+    } else {
+      const double ghz = target.clock_ghz[e] > 0 ? target.clock_ghz[e] : 1;
+      double start = cross ? ready + target.instruction_ns : ready;
+      if (free_at[e] >= start) {
+        start = free_at[e];
+        if (last_event[e] >= 0) event.waits_for = last_event[e];
+      }
+      event.busy_ns = cost.cycles(in) / ghz;
+      if (engine == Engine::tensor && target.pe_warm_ns > 0) {
+        // After idling the array starts at half its rate and ramps up.
+        if (start - free_at[e] > target.pe_warm_ns || out.events.empty()) pe_idle_since = start;
+        const double cold = std::max(0.0, pe_idle_since + target.pe_warm_ns - start);
+        event.busy_ns += std::min(event.busy_ns, cold / 2);
+      }
+      event.start_ns = start;
+      event.end_ns = start + event.busy_ns;
+      free_at[e] = event.end_ns;
+      out.busy_ns[e] += event.busy_ns;
+      if (in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx) {
+        const Access &a = in.operand(1).access, &b = in.operand(2).access;
+        const double lanes = in.opcode == Opcode::nc_matmul_mx ? 4 : 1;
+        const double rows = in.perf_mode == PerfMode::double_row ? 2 : 1;
+        event.flops = 2.0 * static_cast<double>(a.partitions()) * lanes * static_cast<double>(a.free_size()) *
+                      static_cast<double>(b.free_size()) / rows;
+      }
+    }
+    const auto id = static_cast<int32_t>(out.events.size());
+    const double visible =
+        dma ? event.end_ns : event.end_ns + target.access_cycles / std::max(0.5, target.clock_ghz[e]);
+    for (auto [a, write] : touched) {
+      auto& list = uses[a->storage];
+      const Box box = bounding_box(storages[a->storage], *a);
+      if (write)  // what it covers no later access can see
+        std::erase_if(list, [&](const Use& u) {
+          return u.box.partition_begin >= box.partition_begin && u.box.partition_end <= box.partition_end &&
+                 u.box.begin >= box.begin && u.box.end <= box.end;
+        });
+      if (list.size() > 256) list.erase(list.begin(), list.begin() + 128);
+      list.push_back({box, visible, id, write});
+    }
+    last_event[e] = id;
+    out.latency_ns = std::max(out.latency_ns, event.end_ns);
+    out.events.push_back(event);
+  }
+  out.busy_ns[static_cast<size_t>(Engine::dma)] = dma_busy / target.dma_engines;
+  return out;
+}
+
+}  // namespace neuron

@@ -1,0 +1,106 @@
+// Runs programs on host memory: one Core per simulated NeuronCore, vector kernels, threads through a callback.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "program.h"
+
+namespace neuron {
+
+using Range = std::function<void(int64_t begin, int64_t end)>;
+// Calls body on disjoint parts of [0, n); may use several threads. Exceptions of the body must reach the caller.
+using ParallelFor = std::function<void(int64_t n, const Range& body)>;
+
+// What cores use unless told otherwise: set by whoever owns the process's threads (one thread until then).
+void set_parallel_for(ParallelFor f);
+const ParallelFor& parallel_for();
+
+// An access resolved to memory: rows (partitions) of free elements.
+struct View {
+  char* base = nullptr;
+  int64_t pitch = 0;  // bytes from row to row
+  int64_t rows = 1, free = 1;
+  int ndim = 0;  // of the free pattern, merged; strides in bytes
+  std::array<Dim, kMaxDims> dims{};
+  Dtype dtype = Dtype::float32;
+  bool contiguous = false;
+  int64_t partition = 0;
+
+  char* row(int64_t p) const { return base + p * pitch; }
+};
+
+struct Buffer {
+  char* base = nullptr;
+  int64_t pitch = 0;
+  std::unique_ptr<char[]> owned;
+};
+
+// Random bits of a partition: Marsaglia's xorwow.
+struct Xorwow {
+  std::array<uint32_t, 6> s;
+  explicit Xorwow(uint32_t seed = 0);
+  uint32_t next();
+};
+
+class Core {
+ public:
+  // `program` outlives the core. program_id counts the cores of a launch, rank the participants of collectives.
+  explicit Core(const Program& program, int program_id = 0, int rank = 0);
+  ~Core();
+
+  void bind(uint32_t storage, void* memory);  // HBM
+  void allocate(uint32_t storage);            // step mode: SBUF and PSUM of its own
+  void release(uint32_t storage) { buffers_[storage] = {}; }
+
+  void execute(const Instruction& instruction);  // everything but control flow and rendezvous
+
+  // Runs the sealed program up to its end, the next rendezvous, or a write that other cores see.
+  enum class State { finished, waiting, ready };
+  State run();
+  const Instruction* waiting_at() const { return waiting_; }
+  void resume() { waiting_ = nullptr; }
+
+  int64_t reg(int r) const { return registers_[r]; }
+  void set_reg(int r, int64_t value);
+  View view(const Operand& operand) const;
+  const Program& program() const { return program_; }
+  int program_id() const { return program_id_; }
+  int rank() const { return rank_; }
+  void seed(uint32_t s);
+  char* memory(uint32_t storage) const { return buffers_[storage].base; }
+  int64_t pitch(uint32_t storage) const { return buffers_[storage].pitch; }
+
+ private:
+  struct Call;
+  friend struct Semantics;
+  Call resolve(const Instruction& instruction) const;
+  void run_segment(const Program::Segment& segment);
+  void ensure(uint32_t storage);
+  bool control(const Instruction& instruction, uint32_t& segment);
+  bool condition(int reg) const { return registers_[reg] != 0; }
+  void enter();
+
+  void parallel_(int64_t n, const Range& body) const { parallel_for()(n, body); }
+
+  const Program& program_;
+  int program_id_, rank_;
+  std::vector<Buffer> buffers_;
+  std::vector<int64_t> registers_;
+  std::unique_ptr<char[]> arena_[2];  // SBUF, PSUM: row p of every tile lies in row p
+  std::array<float, kPartitions> scalar_registers_{}, vector_registers_{};
+  std::vector<Xorwow> random_[2];      // VectorE, GpSimdE
+  std::vector<InitMap> runtime_maps_;  // of PSUM buffers whose matmuls decide at run time
+  std::vector<uint8_t> tracked_;
+  uint32_t position_ = 0;  // segment
+  bool entered_ = false;
+  const Instruction* waiting_ = nullptr;
+};
+
+// Lets cores that wait for each other meet; false if none could go on (a deadlock, described by deadlock_report).
+bool rendezvous(std::vector<Core*>& cores, const std::vector<const Instruction*>& waiting, std::vector<bool>& released);
+// Runs all cores to their end.
+void run(std::vector<Core*> cores);
+
+}  // namespace neuron

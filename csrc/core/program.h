@@ -1,0 +1,240 @@
+// A program: buffers and the instructions of one NeuronCore. Built in microseconds, validated as it is built.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "isa.h"
+
+namespace neuron {
+
+inline constexpr int kMaxDims = 6;
+
+struct Storage {
+  std::string name;
+  Memory memory = Memory::sbuf;
+  int64_t partitions = 1;  // 1 in HBM
+  int64_t row_bytes = 0;   // bytes per partition; in HBM all bytes
+  int64_t address = -1;    // byte offset within the partition, when the kernel chose it
+  int64_t partition_start = 0;
+  bool external = false;  // given by the caller: initialised, and its memory is the caller's
+  uint32_t source = 0;    // where the kernel allocated it
+};
+
+struct Dim {
+  int64_t stride;  // elements
+  int64_t size;
+  bool operator==(const Dim&) const = default;
+};
+
+// What is read or written of a buffer. On chip dims[0] runs over partitions, and offset and strides count through rows
+// of row_bytes; in HBM addresses are linear.
+struct Access {
+  enum class Indexing : uint8_t { none, rows, elements };
+
+  uint32_t storage = 0;
+  Dtype dtype = Dtype::float32;
+  int ndim = 0;
+  int64_t offset = 0;  // elements of dtype
+  std::array<Dim, kMaxDims> dims{};
+  int reg = -1;  // adds register * reg_stride elements
+  int64_t reg_stride = 0;
+  // rows: step i of dims[0] starts at index[i] * index_stride, index read column by column.
+  // elements: free element i of a partition is at index[i % group, i / group] of its group of partitions.
+  Indexing indexing = Indexing::none;
+  int64_t index_stride = 0;
+  int64_t index_limit = 0;  // indices in [0, index_limit)
+  std::shared_ptr<const Access> index;
+
+  int64_t elements() const;
+  int64_t partitions() const { return dims[0].size; }
+  int64_t free_size() const;
+  bool is_dynamic() const { return reg >= 0 || indexing != Indexing::none; }
+};
+
+struct Operand {
+  enum class Kind : uint8_t { none, tile, immediate, reg };
+  Kind kind = Kind::none;
+  double immediate = 0;
+  int reg = -1;
+  Access access;
+
+  bool is_tile() const { return kind == Kind::tile; }
+};
+
+struct Bound {  // of a loop: a register or a number
+  int reg = -1;
+  int64_t value = 0;
+};
+
+struct Instruction {
+  Opcode opcode = Opcode::memset;
+  Engine engine = Engine::unknown;
+  AluOp op0 = AluOp::bypass, op1 = AluOp::bypass, reduce_op = AluOp::add;
+  Function function = Function::copy;
+  ReduceCmd reduce_cmd = ReduceCmd::idle;
+  OobMode oob_mode = OobMode::error;
+  DgeMode dge_mode = DgeMode::unknown;
+  PerfMode perf_mode = PerfMode::none;
+  Accumulate accumulate = Accumulate::automatic;
+  bool reverse0 = false, reverse1 = false, negate = false, transpose = false;
+  uint8_t stage = 0;  // bit i: operand i overlaps the result in another pattern and is read first (set by seal)
+  int64_t offset = 0, channel_multiplier = 0, count = 0, group = 0;
+  double value = 0;
+  int64_t tile_row = 0, tile_column = 0;
+  Bound start, stop, step;
+  int reg = -1;
+  std::vector<int64_t> list;  // index pattern, shuffle mask, replica groups
+  std::vector<Operand> operands;
+  uint32_t source = 0;  // line of the kernel
+  uint32_t match = 0;   // loops: the other end
+
+  const InstructionSpec& spec() const { return neuron::spec(opcode); }
+  const Operand& operand(int i) const { return operands[i]; }
+};
+
+// Attributes by name, for the front end and the disassembler.
+struct Attribute {
+  std::string_view name;
+  std::function<void(Instruction&, double)> set;
+  std::function<double(const Instruction&)> get;
+};
+std::span<const Attribute> attributes();
+
+// Bytes live over time, from buffers' first to last use.
+class LiveRanges {
+ public:
+  void allocate(uint32_t storage, const Storage& s);
+  void use(uint32_t storage);
+  void begin_loop();
+  void end_loop();
+  void tick() { ++now_; }
+  struct Range {
+    uint32_t storage;
+    int64_t first = -1, last = -1;
+  };
+  const std::vector<Range>& ranges() const { return ranges_; }
+  int64_t now() const { return now_; }
+
+ private:
+  std::vector<Range> ranges_;
+  struct Loop {
+    int64_t begin;
+    std::vector<uint32_t> used;
+  };
+  std::vector<Loop> loops_;
+  int64_t now_ = 0;
+};
+
+// Which bytes of a buffer have been written.
+class InitMap {
+ public:
+  InitMap() = default;
+  InitMap(int64_t rows, int64_t row_bytes, bool full) : rows_(rows), row_bytes_(row_bytes), full_(full) {}
+  enum class State : uint8_t { none, some, all };
+  State query(const Storage& s, const Access& a) const;
+  // Linear byte address of the first byte of the access that nobody wrote; -1: none.
+  int64_t first_unwritten(const Storage& s, const Access& a) const;
+  void mark(const Storage& s, const Access& a);
+  // One flag per element of the access, in its order: has all of it been written?
+  std::vector<uint8_t> flags(const Storage& s, const Access& a) const;
+  void assign(const Storage& s, const Access& a, const std::vector<uint8_t>& flags);
+  void mark_all() { full_ = true, bits_.clear(); }
+  bool written(int64_t byte) const { return full_ || (!bits_.empty() && bits_[byte]); }
+
+ private:
+  int64_t rows_ = 0, row_bytes_ = 0, count_ = 0;
+  bool full_ = false;
+  std::vector<uint8_t> bits_;  // one per byte, made at the first partial write
+};
+
+// Follows a program's writes: reports computing on what nobody wrote, decides whether a matmul overwrites or adds.
+// Instructions that only move data move the state of their elements too.
+class Tracker {
+ public:
+  void allocate(uint32_t storage, const Storage& s);
+  void release(uint32_t storage);
+  void mark_all(uint32_t storage) { maps_[storage].mark_all(); }
+  // Throws UninitialisedRead. Resolves `accumulate` when it is the same for all elements.
+  void visit(const std::vector<Storage>& storages, Instruction& instruction, bool in_loop);
+  LiveRanges& live() { return live_; }
+  const InitMap& map(uint32_t storage) const { return maps_[storage]; }
+  uint32_t last_writer(uint32_t storage) const { return writer_[storage]; }
+  bool& check() { return check_; }
+
+ private:
+  bool move(const std::vector<Storage>& storages, const Instruction& in);
+
+  std::vector<InitMap> maps_;
+  std::vector<uint32_t> writer_;  // source line
+  LiveRanges live_;
+  bool check_ = true;
+};
+
+class Program {
+ public:
+  explicit Program(int generation = 4) : generation_(generation) {}
+
+  uint32_t add_storage(Storage s);
+  int add_register() { return registers_++; }
+  // Validates against the table; returns the instruction (its engine chosen). Does not keep it: see append.
+  void validate(Instruction& instruction) const;
+  Instruction& append(Instruction instruction);
+
+  // After the last instruction: places SBUF and PSUM buffers by their lives and splits the program into segments of
+  // row-local instructions. `several`: other cores see what this one writes to shared HBM, in order with their own
+  // writes: each such write ends a segment. Throws CapacityError.
+  void seal(int64_t sbuf_bytes, bool several = false);
+
+  struct Segment {
+    uint32_t begin, end;
+    bool row_local;
+    bool gives_way = false;  // lets other cores run afterwards
+  };
+  struct Peak {
+    int64_t bytes = 0, time = 0;
+  };
+
+  const std::vector<Storage>& storages() const { return storages_; }
+  std::vector<Instruction>& instructions() { return instructions_; }
+  const std::vector<Instruction>& instructions() const { return instructions_; }
+  const std::vector<Segment>& segments() const { return segments_; }
+  const std::vector<int64_t>& placement() const { return placement_; }
+  int64_t pitch(Memory m) const { return m == Memory::psum ? psum_pitch_ : sbuf_pitch_; }
+  int registers() const { return registers_; }
+  int generation() const { return generation_; }
+  Tracker& tracker() { return tracker_; }
+  int loop_depth() const { return static_cast<int>(open_loops_.size()); }
+
+  static Peak peak(const std::vector<Storage>& storages, const LiveRanges& live, Memory memory);
+  static void check_capacity(const std::vector<Storage>& storages, const LiveRanges& live, int64_t sbuf_bytes);
+
+ private:
+  int generation_;
+  int registers_ = 0;
+  std::vector<Storage> storages_;
+  std::vector<Instruction> instructions_;
+  std::vector<Segment> segments_;
+  std::vector<int64_t> placement_;  // byte offset within a partition of the executor's arena
+  int64_t sbuf_pitch_ = 0, psum_pitch_ = 0;
+  std::vector<uint32_t> open_loops_;
+  Tracker tracker_;
+};
+
+// One instruction in the field's notation: `vector tensor_scalar dst=t3[128,64] data=t3[128,64] operand0=2.0
+// op0=multiply`.
+std::string disassemble(const std::vector<Storage>& storages, const Instruction& instruction);
+
+// Bytes [first, last) of a row, and partitions [begin, end), that an access can touch.
+struct Box {
+  int64_t partition_begin, partition_end, begin, end;
+  bool overlaps(const Box& o) const {
+    return partition_begin < o.partition_end && o.partition_begin < partition_end && begin < o.end && o.begin < end;
+  }
+};
+Box bounding_box(const Storage& s, const Access& a);
+
+}  // namespace neuron

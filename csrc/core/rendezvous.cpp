@@ -1,0 +1,272 @@
+// Where cores meet: barriers and send/receive within a launch, collectives between ranks.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include "error.h"
+#include "executor.h"
+#include "simd/kernels.h"
+
+namespace neuron {
+namespace {
+
+// Rows of a view in element order, as contiguous bytes.
+std::vector<char> read(const View& v) {
+  const int64_t item = size_of(v.dtype);
+  std::vector<char> out(v.rows * v.free * item);
+  char* to = out.data();
+  for (int64_t r = 0; r < v.rows; ++r)
+    for (int64_t i = 0; i < v.free; ++i, to += item) {
+      int64_t rest = i;
+      const char* p = v.row(r);
+      for (int d = v.ndim - 1; d >= 0; --d) p += rest % v.dims[d].size * v.dims[d].stride, rest /= v.dims[d].size;
+      std::memcpy(to, p, item);
+    }
+  return out;
+}
+
+void write(const View& v, const char* from) {
+  const int64_t item = size_of(v.dtype);
+  for (int64_t r = 0; r < v.rows; ++r)
+    for (int64_t i = 0; i < v.free; ++i, from += item) {
+      int64_t rest = i;
+      char* p = v.row(r);
+      for (int d = v.ndim - 1; d >= 0; --d) p += rest % v.dims[d].size * v.dims[d].stride, rest /= v.dims[d].size;
+      std::memcpy(p, from, item);
+    }
+}
+
+std::vector<float> widen(const std::vector<char>& bytes, Dtype t) {
+  std::vector<float> out(bytes.size() / size_of(t));
+  kernels().load[static_cast<int>(t)](bytes.data(), size_of(t), static_cast<int64_t>(out.size()), out.data());
+  return out;
+}
+
+std::vector<char> narrow(const std::vector<float>& values, Dtype t) {
+  std::vector<char> out(values.size() * size_of(t));
+  kernels().store[static_cast<int>(t)](values.data(), static_cast<int64_t>(values.size()), out.data(), size_of(t));
+  return out;
+}
+
+// What every member of a group contributes to a collective, in the order of the group.
+struct Member {
+  Core* core;
+  const Instruction* in;
+  View dst;
+  std::vector<char> src;
+  int64_t rows;  // of src
+};
+
+// Rows of `bytes` [rows][row] cut into `parts` along dimension 0 or 1: part j.
+std::vector<char> part(const std::vector<char>& bytes, int64_t rows, int64_t dim, int64_t parts, int64_t j) {
+  const int64_t n = static_cast<int64_t>(bytes.size()), row = n / std::max<int64_t>(1, rows);
+  if (dim == 0) return {bytes.begin() + j * (n / parts), bytes.begin() + (j + 1) * (n / parts)};
+  std::vector<char> out;
+  const int64_t width = row / parts;
+  for (int64_t r = 0; r < rows; ++r)
+    out.insert(out.end(), bytes.begin() + r * row + j * width, bytes.begin() + r * row + (j + 1) * width);
+  return out;
+}
+
+std::vector<char> join(const std::vector<std::vector<char>>& parts, int64_t rows, int64_t dim) {
+  std::vector<char> out;
+  if (dim == 0) {
+    for (const auto& p : parts) out.insert(out.end(), p.begin(), p.end());
+    return out;
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    for (const auto& p : parts) {
+      const int64_t row = static_cast<int64_t>(p.size()) / rows;
+      out.insert(out.end(), p.begin() + r * row, p.begin() + (r + 1) * row);
+    }
+  return out;
+}
+
+std::vector<float> reduce(const std::vector<Member>& members) {
+  const Instruction& in = *members[0].in;
+  const Dtype t = in.operand(1).access.dtype;
+  std::vector<float> sum = widen(members[0].src, t);
+  for (size_t k = 1; k < members.size(); ++k) {
+    const std::vector<float> x = widen(members[k].src, t);
+    kernels().binary[static_cast<int>(in.op0)](sum.data(), 1, x.data(), 1, sum.data(),
+                                               static_cast<int64_t>(sum.size()));
+  }
+  return sum;
+}
+
+void store(const Member& m, const std::vector<char>& bytes) {
+  if (static_cast<int64_t>(bytes.size()) != m.dst.rows * m.dst.free * size_of(m.dst.dtype))
+    throw Error(std::string(m.in->spec().name) + " dst has another size than what it gets");
+  write(m.dst, bytes.data());
+}
+
+// Rows of the metadata of the variable-size collectives.
+enum Metadata { kSendCounts, kSendDispls, kRecvCounts, kRecvDispls };
+
+void exchange_variable(std::vector<Member>& members) {
+  const auto n = static_cast<int64_t>(members.size());
+  std::vector<std::vector<char>> metadata;
+  for (Member& m : members) metadata.push_back(read(m.core->view(m.in->operand(2))));
+  auto word = [&](int64_t rank, Metadata row, int64_t column) -> uint32_t& {
+    return reinterpret_cast<uint32_t*>(metadata[rank].data())[row * n + column];
+  };
+  const bool gather = members[0].in->opcode == Opcode::all_gather_v;
+  for (int64_t to = 0; to < n; ++to) {
+    Member& m = members[to];
+    const int64_t item = size_of(m.dst.dtype), slot = m.dst.rows * m.dst.free / n;
+    std::vector<char> out = read(m.dst);  // what nobody sends to keeps its value
+    for (int64_t from = 0; from < n; ++from) {
+      const int64_t column = gather ? from : to;  // a gather sends one piece to everybody
+      const int64_t count = word(from, kSendCounts, column), at = word(from, kSendDispls, column);
+      const int64_t place = m.in->reverse1 ? word(to, kRecvDispls, from) : from * slot;
+      if ((place + count) * item > static_cast<int64_t>(out.size()) ||
+          (at + count) * item > static_cast<int64_t>(members[from].src.size()))
+        throw OutOfBounds(std::string(m.in->spec().name) + " counts and displacements leave the tensor");
+      std::memcpy(out.data() + place * item, members[from].src.data() + at * item, count * item);
+      word(to, kRecvCounts, from) = static_cast<uint32_t>(count);
+    }
+    write(m.dst, out.data());
+  }
+  for (int64_t k = 0; k < n; ++k) write(members[k].core->view(members[k].in->operand(2)), metadata[k].data());
+}
+
+void exchange(std::vector<Member>& members) {
+  const Instruction& in = *members[0].in;
+  const auto n = static_cast<int64_t>(members.size());
+  const int64_t dim = in.offset;
+  switch (in.opcode) {
+    case Opcode::all_reduce: {
+      const std::vector<float> sum = reduce(members);
+      for (const Member& m : members) store(m, narrow(sum, m.dst.dtype));
+      return;
+    }
+    case Opcode::reduce_scatter: {
+      const std::vector<float> sum = reduce(members);
+      for (int64_t k = 0; k < n; ++k)
+        store(members[k], part(narrow(sum, members[k].dst.dtype), members[k].rows, dim, n, k));
+      return;
+    }
+    case Opcode::all_gather: {
+      std::vector<std::vector<char>> all;
+      for (const Member& m : members) all.push_back(m.src);
+      for (const Member& m : members) store(m, join(all, m.rows, dim));
+      return;
+    }
+    case Opcode::all_to_all:
+      for (int64_t k = 0; k < n; ++k) {
+        std::vector<std::vector<char>> mine;
+        for (const Member& m : members) mine.push_back(part(m.src, m.rows, dim, n, k));
+        store(members[k], join(mine, members[k].rows, dim));
+      }
+      return;
+    case Opcode::all_gather_v:
+    case Opcode::all_to_all_v:
+      return exchange_variable(members);
+    case Opcode::collective_permute:
+      for (size_t k = 0; k + 1 < in.list.size(); k += 2)
+        for (const Member& from : members)
+          for (const Member& to : members)
+            if (from.core->rank() == in.list[k] && to.core->rank() == in.list[k + 1]) store(to, from.src);
+      return;
+    default:
+      return;
+  }
+}
+
+}  // namespace
+
+bool rendezvous(std::vector<Core*>& cores, const std::vector<const Instruction*>& waiting,
+                std::vector<bool>& released) {
+  const size_t n = cores.size();
+  released.assign(n, false);
+  bool progress = false;
+  auto core_of = [&](int rank, int64_t program_id) -> int {
+    for (size_t i = 0; i < n; ++i)
+      if (cores[i]->rank() == rank && cores[i]->program_id() == program_id) return static_cast<int>(i);
+    return -1;
+  };
+  for (size_t i = 0; i < n; ++i) {
+    if (!waiting[i] || released[i]) continue;
+    const Instruction& in = *waiting[i];
+    if (in.opcode == Opcode::core_barrier) {
+      std::vector<int> group;
+      for (int64_t id : in.list) group.push_back(core_of(cores[i]->rank(), id));
+      const bool all = std::all_of(group.begin(), group.end(), [&](int g) {
+        return g >= 0 && waiting[g] && waiting[g]->opcode == Opcode::core_barrier;
+      });
+      if (!all) continue;
+      for (int g : group) released[g] = true;
+      progress = true;
+    } else if (in.opcode == Opcode::sendrecv) {
+      // offset: the core sent to; count: the core received from; group: the pipe.
+      const int to = core_of(cores[i]->rank(), in.offset), from = core_of(cores[i]->rank(), in.count);
+      auto meets = [&](int k) {
+        return k >= 0 && waiting[k] && waiting[k]->opcode == Opcode::sendrecv && waiting[k]->group == in.group;
+      };
+      if (!meets(to) || !meets(from) || to != from) continue;
+      const auto k = static_cast<size_t>(to);
+      const auto mine = read(cores[i]->view(in.operand(0))), theirs = read(cores[k]->view(waiting[k]->operand(0)));
+      if (mine.size() != theirs.size()) throw Error("sendrecv sides differ in size");
+      write(cores[i]->view(in.operand(1)), theirs.data());
+      if (k != i) write(cores[k]->view(waiting[k]->operand(1)), mine.data());
+      released[i] = released[k] = true;
+      progress = true;
+    } else {  // a collective of the ranks in the list, core by core
+      std::vector<int64_t> ranks = in.list;
+      if (in.opcode == Opcode::collective_permute) {
+        std::sort(ranks.begin(), ranks.end());
+        ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+      }
+      std::vector<int> group;
+      for (int64_t rank : ranks) group.push_back(core_of(static_cast<int>(rank), cores[i]->program_id()));
+      const bool all = std::all_of(group.begin(), group.end(), [&](int g) {
+        return g >= 0 && waiting[g] && waiting[g]->opcode == in.opcode && waiting[g]->list == in.list;
+      });
+      if (!all) continue;
+      std::vector<Member> members;
+      for (int g : group) {
+        const View src = cores[g]->view(waiting[g]->operand(1));
+        members.push_back({cores[g], waiting[g], cores[g]->view(waiting[g]->operand(0)), read(src), src.rows});
+        released[g] = true;
+      }
+      exchange(members);
+      progress = true;
+    }
+  }
+  return progress;
+}
+
+void run(std::vector<Core*> cores) {
+  const size_t n = cores.size();
+  std::vector<const Instruction*> waiting(n, nullptr);
+  std::vector<bool> finished(n, false), released;
+  for (;;) {
+    bool ran = false;
+    for (size_t i = 0; i < n; ++i) {
+      if (finished[i] || waiting[i]) continue;
+      ran = true;
+      const Core::State state = cores[i]->run();
+      if (state == Core::State::finished) finished[i] = true;
+      if (state == Core::State::waiting) waiting[i] = cores[i]->waiting_at();
+    }
+    if (std::all_of(finished.begin(), finished.end(), [](bool f) { return f; })) return;
+    if (!rendezvous(cores, waiting, released) && !ran) {
+      std::ostringstream out;
+      out << "cores wait for each other for ever:";
+      for (size_t i = 0; i < n; ++i)
+        if (waiting[i])
+          out << " core " << cores[i]->program_id() << " at " << waiting[i]->spec().name << " @" << waiting[i]->source;
+        else
+          out << " core " << cores[i]->program_id() << " has ended";
+      throw Deadlock(out.str());
+    }
+    for (size_t i = 0; i < n; ++i)
+      if (released[i]) {
+        waiting[i] = nullptr;
+        cores[i]->resume();
+      }
+  }
+}
+
+}  // namespace neuron

@@ -1,0 +1,512 @@
+// Compiled once per level with NEURON_LEVEL = its name. No contraction to FMA: a level changes speed, never bits.
+#include "kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+#include "math.h"
+
+namespace neuron::NEURON_LEVEL {
+
+void gemm(const float* a, const float* b, int64_t k, int64_t m, int64_t n, float* c, int64_t ldc, bool add);
+extern const int64_t kTileM, kTileN;
+
+namespace {
+
+using math::from_bits;
+using math::to_bits;
+
+// ---- conversion ----------------------------------------------------------------------------------------------------
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
+struct Tf32 {
+  uint32_t bits;
+};
+template <int Exponent, int Mantissa, bool Infinity>
+struct Fp8 {
+  uint8_t bits;
+};
+using E4m3 = Fp8<4, 3, true>;
+using E4m3fn = Fp8<4, 3, false>;
+using E5m2 = Fp8<5, 2, true>;
+struct E8m0 {
+  uint8_t bits;
+};
+struct Bool {
+  uint8_t bits;
+};
+
+inline float widen(float v) { return v; }
+inline float widen(Bfloat v) { return from_bits(static_cast<uint32_t>(v.bits) << 16); }
+inline float widen(Tf32 v) { return from_bits(v.bits); }
+inline float widen(Bool v) { return v.bits; }
+inline float widen(E8m0 v) {
+  return v.bits == 255 ? NAN : v.bits == 0 ? from_bits(0x00400000) : from_bits(static_cast<uint32_t>(v.bits) << 23);
+}
+template <class T>
+  requires std::is_integral_v<T>
+inline float widen(T v) {
+  return static_cast<float>(v);
+}
+inline float widen(Half v) {
+  // Shift exponent and mantissa into place, then rescale; infinities and NaNs get the full exponent.
+  const uint32_t magnitude = v.bits & 0x7fffu;
+  const float scaled = from_bits(magnitude << 13) * from_bits(0x77800000);  // 2^112
+  const float special = from_bits(0x7f800000u | (magnitude << 13));
+  return std::copysign(magnitude >= 0x7c00 ? special : scaled, v.bits & 0x8000 ? -1.0f : 1.0f);
+}
+template <int E, int M, bool I>
+inline float widen(Fp8<E, M, I> v) {
+  constexpr int bias = (1 << (E - 1)) - 1;
+  constexpr uint32_t top = (1u << (E + M)) - 1;
+  const uint32_t magnitude = v.bits & top;
+  float x = from_bits(magnitude << (23 - M)) * from_bits(static_cast<uint32_t>(254 - bias) << 23);  // 2^(127 - bias)
+  if constexpr (I) {
+    constexpr uint32_t infinity = ((1u << E) - 1) << M;
+    x = magnitude == infinity ? INFINITY : magnitude > infinity ? NAN : x;
+  } else {
+    x = magnitude == top ? NAN : x;
+  }
+  return std::copysign(x, v.bits >> 7 ? -1.0f : 1.0f);
+}
+
+template <class T>
+inline T narrow(float f);
+template <>
+inline float narrow(float f) {
+  return f;
+}
+template <>
+inline Bfloat narrow(float f) {
+  const uint32_t b = to_bits(f);
+  const uint32_t rounded = (b + 0x7fffu + (b >> 16 & 1)) >> 16;
+  return {static_cast<uint16_t>(f != f ? (b >> 16 | 0x40) : rounded)};
+}
+template <>
+inline Tf32 narrow(float f) {
+  const uint32_t b = to_bits(f);
+  return {f != f ? b : (b + 0xfffu + (b >> 13 & 1)) & ~0x1fffu};
+}
+template <>
+inline Half narrow(float f) {
+  const uint32_t b = to_bits(f), sign = b >> 16 & 0x8000u, magnitude = b & 0x7fffffffu;
+  const float scaled = from_bits(magnitude);
+  // Normal numbers round in the integer domain, subnormal ones by adding 2^-1 * ulp aligned magic.
+  const uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1) - 0x38000000u) >> 13;
+  const uint32_t subnormal = to_bits(scaled + 0.5f) - 0x3f000000u;
+  uint32_t h = magnitude < 0x38800000u ? subnormal : normal;
+  h = magnitude >= 0x477ff000u ? 0x7c00u : h;
+  h = magnitude > 0x7f800000u ? 0x7e00u : h;
+  return {static_cast<uint16_t>(sign | h)};
+}
+template <int E, int M, bool I>
+inline uint8_t narrow_fp8(float f) {
+  constexpr int bias = (1 << (E - 1)) - 1;
+  constexpr uint32_t top = (1u << (E + M)) - 1, infinity = I ? ((1u << E) - 1) << M : top;
+  const uint32_t b = to_bits(f), magnitude = b & 0x7fffffffu;
+  const uint8_t sign = static_cast<uint8_t>(b >> 31 << 7);
+  constexpr int shift = 23 - M;
+  uint32_t r;
+  if (magnitude < static_cast<uint32_t>(127 - bias + 1) << 23) {  // subnormal: ulp is 2^(1 - bias - M)
+    const float magic = from_bits(static_cast<uint32_t>(127 + 1 - bias - M + 23) << 23);
+    r = to_bits(from_bits(magnitude) + magic) - to_bits(magic);
+  } else {
+    r = (magnitude + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1) -
+         (static_cast<uint32_t>(127 - bias) << 23)) >>
+        shift;
+  }
+  const uint32_t nan = I ? infinity | 1u << (M - 1) : top;
+  if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | nan);
+  return static_cast<uint8_t>(sign | (r >= infinity ? infinity : r));
+}
+template <>
+inline E4m3 narrow(float f) {
+  return {narrow_fp8<4, 3, true>(f)};
+}
+template <>
+inline E4m3fn narrow(float f) {
+  return {narrow_fp8<4, 3, false>(f)};
+}
+template <>
+inline E5m2 narrow(float f) {
+  return {narrow_fp8<5, 2, true>(f)};
+}
+template <>
+inline E8m0 narrow(float f) {
+  const uint32_t b = to_bits(f) & 0x7fffffffu;
+  if (b >= 0x7f800000u || f < 0 || f != f) return {255};
+  return {static_cast<uint8_t>(std::min<uint32_t>(254, (b + 0x400000u) >> 23))};
+}
+template <>
+inline Bool narrow(float f) {
+  return {static_cast<uint8_t>(f != 0.0f)};
+}
+template <class T>
+inline T saturate(float f) {  // nearest even, then the nearest value of the type; NaN becomes 0
+  using L = std::numeric_limits<T>;
+  constexpr float low = static_cast<float>(L::min());
+  constexpr float high =
+      sizeof(T) < 4 ? static_cast<float>(L::max()) : (std::is_signed_v<T> ? 2147483520.0f : 4294967040.0f);
+  const float r = std::nearbyintf(f);
+  const float limited = r < low ? low : (r > high ? high : r);
+  const T value = static_cast<T>(limited != limited ? 0.0f : limited);
+  return sizeof(T) == 4 && r > high ? L::max() : value;
+}
+#define INTEGER(T)           \
+  template <>                \
+  inline T narrow(float f) { \
+    return saturate<T>(f);   \
+  }
+// clang-format off
+INTEGER(uint8_t) INTEGER(int8_t) INTEGER(uint16_t) INTEGER(int16_t) INTEGER(uint32_t) INTEGER(int32_t)
+// clang-format on
+#undef INTEGER
+
+    template <class T>
+    void load(const char* from, int64_t stride, int64_t n, float* __restrict to) {
+  int64_t i = 0;
+  if (stride == sizeof(T)) {
+    const T* p = reinterpret_cast<const T*>(from);
+#ifdef __F16C__
+    if constexpr (std::is_same_v<T, Half>)
+      for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i))));
+#endif
+    for (; i < n; ++i) to[i] = widen(p[i]);
+    return;
+  }
+  for (; i < n; ++i) {
+    T v;
+    std::memcpy(&v, from + i * stride, sizeof v);
+    to[i] = widen(v);
+  }
+}
+
+template <class T>
+void store(const float* __restrict from, int64_t n, char* to, int64_t stride) {
+  int64_t i = 0;
+  if (stride == sizeof(T)) {
+    T* p = reinterpret_cast<T*>(to);
+#ifdef __F16C__
+    if constexpr (std::is_same_v<T, Half>)
+      for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < n; ++i) p[i] = narrow<T>(from[i]);
+    return;
+  }
+  for (; i < n; ++i) {
+    const T v = narrow<T>(from[i]);
+    std::memcpy(to + i * stride, &v, sizeof v);
+  }
+}
+
+template <class T>
+void load_int(const char* from, int64_t stride, int64_t n, int32_t* __restrict to) {
+  for (int64_t i = 0; i < n; ++i) {
+    T v;
+    std::memcpy(&v, from + i * stride, sizeof v);
+    to[i] = static_cast<int32_t>(v);
+  }
+}
+template <class T>
+void store_int(const int32_t* __restrict from, int64_t n, char* to, int64_t stride) {
+  for (int64_t i = 0; i < n; ++i) {
+    const T v = static_cast<T>(from[i]);
+    std::memcpy(to + i * stride, &v, sizeof v);
+  }
+}
+
+// ---- arithmetic ----------------------------------------------------------------------------------------------------
+// Vectors of GCC and Clang have no ?: between bool and float, so each functor exists for scalars; the reductions that
+// matter are written on 32-lane vectors below.
+#define OP(NAME, EXPR)                                    \
+  struct NAME {                                           \
+    static float apply(float a, float b) { return EXPR; } \
+  };
+OP(bypass, a)
+OP(add, a + b)
+OP(subtract, a - b)
+OP(multiply, a* b)
+OP(maximum, (a > b || a != a) ? a : b)
+OP(minimum, (a < b || a != a) ? a : b)
+OP(equal, a == b ? 1.0f : 0.0f)
+OP(not_equal, a != b ? 1.0f : 0.0f)
+OP(greater, a > b ? 1.0f : 0.0f)
+OP(greater_equal, a >= b ? 1.0f : 0.0f)
+OP(less, a < b ? 1.0f : 0.0f)
+OP(less_equal, a <= b ? 1.0f : 0.0f)
+OP(logical_and, (a != 0.0f) & (b != 0.0f) ? 1.0f : 0.0f)
+OP(logical_or, (a != 0.0f) | (b != 0.0f) ? 1.0f : 0.0f)
+OP(logical_xor, (a != 0.0f) != (b != 0.0f) ? 1.0f : 0.0f)
+OP(logical_not, a == 0.0f ? 1.0f : 0.0f)
+OP(power, std::pow(a, b))
+OP(abs_max, std::fabs(a) > std::fabs(b) ? a : b)
+OP(abs_min, std::fabs(a) < std::fabs(b) ? a : b)
+OP(abs, std::fabs(a))
+OP(square, a* a)
+OP(relu, a > 0.0f ? a : 0.0f)
+OP(rsqrt, 1.0f / std::sqrt(a))
+OP(reciprocal, 1.0f / a)
+OP(divide, a / b)
+OP(fmod, std::fmod(a, b))
+OP(average, a + b)
+#undef OP
+struct mod {  // the remainder with the sign of b
+  static float apply(float a, float b) {
+    const float r = std::fmod(a, b);
+    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+  }
+};
+
+template <class Op>
+void binary(const float* a, int sa, const float* b, int sb, float* out, int64_t n) {
+  if (sa && sb)
+    for (int64_t i = 0; i < n; ++i) out[i] = Op::apply(a[i], b[i]);
+  else if (sa) {
+    const float s = *b;
+    for (int64_t i = 0; i < n; ++i) out[i] = Op::apply(a[i], s);
+  } else if (sb) {
+    const float s = *a;
+    for (int64_t i = 0; i < n; ++i) out[i] = Op::apply(s, b[i]);
+  } else {
+    std::fill(out, out + n, Op::apply(*a, *b));
+  }
+}
+
+template <class F>
+void binary_int(const int32_t* a, int sa, const int32_t* b, int sb, int32_t* out, int64_t n, F f) {
+  for (int64_t i = 0; i < n; ++i) out[i] = static_cast<int32_t>(f(a[i * sa], b[i * sb]));
+}
+
+// T: int32_t or uint32_t; sums and products wrap.
+template <class T>
+constexpr std::array<Kernels::BinaryInt, kAluOps> int_table() {
+  std::array<Kernels::BinaryInt, kAluOps> t{};
+#define OP(NAME, EXPR)                                                                                               \
+  t[static_cast<int>(AluOp::NAME)] = [](const int32_t* x, int sx, const int32_t* y, int sy, int32_t* o, int64_t n) { \
+    binary_int(x, sx, y, sy, o, n, [](int32_t x_, int32_t y_) {                                                      \
+      [[maybe_unused]] const T a = static_cast<T>(x_), b = static_cast<T>(y_);                                       \
+      [[maybe_unused]] const uint32_t ua = static_cast<uint32_t>(x_), ub = static_cast<uint32_t>(y_);                \
+      return EXPR;                                                                                                   \
+    });                                                                                                              \
+  };
+  OP(bypass, ua)
+  OP(add, ua + ub)
+  OP(subtract, ua - ub)
+  OP(multiply, ua * ub)
+  OP(maximum, a > b ? a : b)
+  OP(minimum, a < b ? a : b)
+  OP(equal, a == b)
+  OP(not_equal, a != b)
+  OP(greater, a > b)
+  OP(greater_equal, a >= b)
+  OP(less, a < b)
+  OP(less_equal, a <= b)
+  OP(logical_and, a && b)
+  OP(logical_or, a || b)
+  OP(logical_xor, !a != !b)
+  OP(logical_not, !a)
+  OP(bitwise_and, ua & ub)
+  OP(bitwise_or, ua | ub)
+  OP(bitwise_xor, ua ^ ub)
+  OP(left_shift, ub > 31 ? 0u : ua << ub)
+  OP(right_shift, ub > 31 ? 0u : ua >> ub)
+  OP(invert, ~ua)
+#undef OP
+  return t;
+}
+
+// 32 lanes, folded in halves: one tree for every width of the machine's vectors.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+constexpr int kVectorLanes = kVectorBytes / 4, kAccumulators = 32 / kVectorLanes;
+typedef float Vec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+
+template <class Op, class Combine>
+inline float reduce_lanes(const float* in, int64_t n, float identity, Combine combine) {
+  Vec acc[kAccumulators];
+  for (Vec& v : acc) v = identity - Vec{};
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32)
+    for (int k = 0; k < kAccumulators; ++k)
+      acc[k] = combine(acc[k], *reinterpret_cast<const Vec*>(in + i + k * kVectorLanes));
+  float lane[32];
+  std::memcpy(lane, acc, sizeof lane);
+  for (int64_t j = 0; i < n; ++i, ++j) lane[j] = Op::apply(lane[j], in[i]);
+  for (int width = 16; width; width /= 2)
+    for (int j = 0; j < width; ++j) lane[j] = Op::apply(lane[j], lane[j + width]);
+  return lane[0];
+}
+float reduce_add(const float* in, int64_t n) {
+  return reduce_lanes<add>(in, n, 0.0f, [](Vec a, Vec b) { return a + b; });
+}
+float reduce_multiply(const float* in, int64_t n) {
+  return reduce_lanes<multiply>(in, n, 1.0f, [](Vec a, Vec b) { return a * b; });
+}
+float reduce_maximum(const float* in, int64_t n) {
+  return reduce_lanes<maximum>(in, n, -INFINITY, [](Vec a, Vec b) { return (a > b) | (a != a) ? a : b; });
+}
+float reduce_minimum(const float* in, int64_t n) {
+  return reduce_lanes<minimum>(in, n, INFINITY, [](Vec a, Vec b) { return (a < b) | (a != a) ? a : b; });
+}
+float reduce_subtract(const float* in, int64_t n) { return n ? in[0] - reduce_add(in + 1, n - 1) : 0.0f; }
+template <class Op>
+float reduce_scalar(const float* in, int64_t n, float acc) {
+  for (int64_t i = 0; i < n; ++i) acc = Op::apply(acc, in[i]);
+  return acc;
+}
+
+// ---- functions -----------------------------------------------------------------------------------------------------
+constexpr std::array<Kernels::Unary, kFunctions> function_table() {
+  std::array<Kernels::Unary, kFunctions> t{};
+#define FN(NAME, EXPR)                                                                        \
+  t[static_cast<int>(Function::NAME)] = [](const float* in, float p, float* out, int64_t n) { \
+    for (int64_t i = 0; i < n; ++i) {                                                         \
+      const float x = in[i];                                                                  \
+      out[i] = EXPR;                                                                          \
+    }                                                                                         \
+  };
+  FN(copy, x)
+  FN(square, x * x)
+  FN(sigmoid, math::sigmoid(x))
+  FN(relu, x > 0.0f ? x : (x != x ? x : 0.0f))
+  FN(prelu, x > 0.0f ? x : p * x)
+  FN(gelu, math::gelu(x))
+  FN(gelu_dx, math::gelu_dx(x))
+  FN(gelu_apprx_tanh, math::gelu_tanh(x))
+  FN(gelu_apprx_sigmoid, math::gelu_sigmoid(x))
+  FN(gelu_apprx_sigmoid_dx, math::gelu_sigmoid_dx(x))
+  FN(silu, math::silu(x))
+  FN(silu_dx, math::silu_dx(x))
+  FN(tanh, math::tanh(x))
+  FN(softplus, math::softplus(x))
+  FN(mish, math::mish(x))
+  FN(erf, math::erf(x))
+  FN(erf_dx, math::erf_dx(x))
+  FN(exp, math::exp(x))
+  FN(log, math::log(x))
+  FN(sin, math::sin(x))
+  FN(arctan, std::atan(x))
+  FN(sqrt, std::sqrt(x))
+  FN(rsqrt, 1.0f / std::sqrt(x))
+  FN(reciprocal, 1.0f / x)
+  FN(sign, x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x))
+  FN(abs, std::fabs(x))
+  FN(logical_not, x == 0.0f ? 1.0f : 0.0f)
+  FN(negative, -x)
+  FN(sin_reduced, static_cast<float>(std::sin(static_cast<double>(x))))
+  FN(cos_reduced, static_cast<float>(std::cos(static_cast<double>(x))))
+  FN(tan_reduced, static_cast<float>(std::tan(static_cast<double>(x))))
+  FN(ceil, std::ceil(x))
+  FN(floor, std::floor(x))
+  FN(trunc, std::trunc(x))
+#undef FN
+  return t;
+}
+
+void affine(const float* in, float scale, float bias, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = in[i] * scale + bias;
+}
+
+constexpr std::array<Kernels::Binary, kAluOps> binary_table() {
+  std::array<Kernels::Binary, kAluOps> t{};
+#define OP(NAME) t[static_cast<int>(AluOp::NAME)] = binary<NAME>;
+  // clang-format off
+  OP(bypass) OP(add) OP(subtract) OP(multiply) OP(maximum) OP(minimum) OP(equal) OP(not_equal) OP(greater)
+  OP(greater_equal) OP(less) OP(less_equal) OP(logical_and) OP(logical_or) OP(logical_xor) OP(logical_not) OP(power)
+  OP(abs_max) OP(abs_min) OP(abs) OP(square) OP(relu) OP(rsqrt) OP(reciprocal) OP(divide) OP(mod) OP(fmod) OP(average)
+  // clang-format on
+#undef OP
+              return t;
+}
+
+constexpr std::array<Kernels::Reduce, kAluOps> reduce_table() {
+  std::array<Kernels::Reduce, kAluOps> t{};
+  auto set = [&](AluOp op, Kernels::Reduce f) { t[static_cast<int>(op)] = f; };
+  set(AluOp::add, reduce_add);
+  set(AluOp::average, reduce_add);
+  set(AluOp::subtract, reduce_subtract);
+  set(AluOp::multiply, reduce_multiply);
+  set(AluOp::maximum, reduce_maximum);
+  set(AluOp::minimum, reduce_minimum);
+#define OP(NAME, IDENTITY) \
+  set(AluOp::NAME, [](const float* in, int64_t n) { return reduce_scalar<NAME>(in, n, IDENTITY); });
+  // clang-format off
+  OP(logical_and, 1.0f) OP(logical_or, 0.0f) OP(logical_xor, 0.0f) OP(abs_max, 0.0f) OP(abs_min, INFINITY)
+  // clang-format on
+#undef OP
+      return t;
+}
+
+constexpr Kernels make() {
+  Kernels k{};
+  auto set = [&]<class T>(Dtype t, T) {
+    const int i = static_cast<int>(t);
+    k.load[i] = load<T>;
+    k.store[i] = store<T>;
+    if constexpr (std::is_integral_v<T>) {
+      k.load_int[i] = load_int<T>;
+      k.store_int[i] = store_int<T>;
+    }
+  };
+  set(Dtype::boolean, Bool{});
+  k.load_int[static_cast<int>(Dtype::boolean)] = load_int<uint8_t>;
+  k.store_int[static_cast<int>(Dtype::boolean)] = store_int<uint8_t>;
+  set(Dtype::uint8, uint8_t{});
+  set(Dtype::int8, int8_t{});
+  set(Dtype::uint16, uint16_t{});
+  set(Dtype::int16, int16_t{});
+  set(Dtype::uint32, uint32_t{});
+  set(Dtype::int32, int32_t{});
+  set(Dtype::float16, Half{});
+  set(Dtype::bfloat16, Bfloat{});
+  set(Dtype::float32, float{});
+  set(Dtype::tfloat32, Tf32{});
+  set(Dtype::float8_e4m3, E4m3{});
+  set(Dtype::float8_e4m3fn, E4m3fn{});
+  set(Dtype::float8_e5m2, E5m2{});
+  set(Dtype::float8_e8m0fnu, E8m0{});
+  k.binary = binary_table();
+  k.binary_int = int_table<int32_t>();
+  k.binary_uint = int_table<uint32_t>();
+  k.reduce = reduce_table();
+  k.function = function_table();
+  k.affine = affine;
+  k.gemm = gemm;
+  return k;
+}
+
+}  // namespace
+
+const Kernels& table() {
+  static const Kernels k = [] {
+    Kernels t = make();
+#define NAME_OF(X) #X
+#define NAME(X) NAME_OF(X)
+    t.name = NAME(NEURON_LEVEL);
+    t.tile_m = kTileM;
+    t.tile_n = kTileN;
+    return t;
+  }();
+  return k;
+}
+
+}  // namespace neuron::NEURON_LEVEL

@@ -1,0 +1,135 @@
+// Elementary functions in fp32 without branches, so that compilers vectorise loops over them. Polynomials are Chebyshev
+// fits over the stated intervals; tests/core/test_kernels.cpp bounds the error of each function against libm.
+#pragma once
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace neuron::math {
+
+inline float from_bits(uint32_t b) { return std::bit_cast<float>(b); }
+inline uint32_t to_bits(float f) { return std::bit_cast<uint32_t>(f); }
+
+inline float round_even(float x) {  // |x| < 2^22
+  const float magic = 12582912.0f;  // 1.5 * 2^23: the sum has no fraction bits left
+  return (x + magic) - magic;
+}
+
+inline float exp(float x) {
+  const float above = x > -104.0f ? x : -104.0f;  // in this order a comparison and a choice are one instruction
+  const float limited = above < 89.0f ? above : 89.0f;
+  const float n = round_even(limited * 1.44269504f);
+  const float r = (limited - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 in two parts
+  float p = 0.00019899367f;                                            // (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2
+  p = p * r + 0.0013933654f;
+  p = p * r + 0.0083332984f;
+  p = p * r + 0.041666463f;
+  p = p * r + 0.16666667f;
+  p = p * r + 0.5f;
+  p = (p * r) * r + r + 1.0f;
+  const int32_t k = static_cast<int32_t>(n), half = k >> 1;
+  const float y =
+      p * from_bits(static_cast<uint32_t>(half + 127) << 23) * from_bits(static_cast<uint32_t>(k - half + 127) << 23);
+  return x != x ? x : y;
+}
+
+inline float log(float x) {
+  const bool tiny = x < 1.17549435e-38f;
+  const uint32_t bits = to_bits(tiny ? x * 8388608.0f : x);
+  const uint32_t shifted = bits - 0x3f3504f3u;  // sqrt(1/2): mantissas from there to sqrt(2)
+  const float e = static_cast<float>(static_cast<int32_t>(shifted) >> 23) - (tiny ? 23.0f : 0.0f);
+  const float f = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+  float p = 0.07150066f;  // (log(1 + f) - f + f^2 / 2) / f^3
+  p = p * f + -0.11572523f;
+  p = p * f + 0.11661972f;
+  p = p * f + -0.12410901f;
+  p = p * f + 0.14249881f;
+  p = p * f + -0.16668485f;
+  p = p * f + 0.2000071f;
+  p = p * f + -0.2499999f;
+  p = p * f + 0.33333331f;
+  const float y = ((p * f * f * f + e * -2.12194440e-4f) - 0.5f * f * f) + f + e * 0.693359375f;
+  const float finite = x > 3.4e38f ? (x > 3.4028235e38f ? x : y) : y;
+  return x > 0.0f ? finite : (x == 0.0f ? -INFINITY : NAN);
+}
+
+inline float tanh(float x) {
+  const float a = std::fabs(x), u = x * x;
+  float p = 0.0022956324f;  // (tanh(x) / x - 1) / x^2 on |x| < 0.625
+  p = p * u + -0.008346744f;
+  p = p * u + 0.021769864f;
+  p = p * u + -0.05395939f;
+  p = p * u + 0.13333304f;
+  p = p * u + -0.33333334f;
+  const float small = x + x * u * p;
+  const float large = 1.0f - 2.0f / (exp(2.0f * (a > 20.0f ? 20.0f : a)) + 1.0f);
+  return x != x ? x : (a < 0.625f ? small : std::copysign(large, x));
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+
+inline float erf(float x) {
+  const float a = std::fabs(x), u = x * x;
+  float p = 7.8824974e-05f;  // erf(x) / x on |x| < 1
+  p = p * u + -0.00080188555f;
+  p = p * u + 0.0051893122f;
+  p = p * u + -0.026854329f;
+  p = p * u + 0.1128359735f;
+  p = p * u + -0.37612626f;
+  p = p * u + 1.1283791f;
+  const float small = x * p;
+  const float t = 2.0f / (2.0f + a);
+  float q = 0.012932926f;  // erfc(a) * e^(a^2) on 1 <= a <= 4
+  q = q * t + 0.068530403f;
+  q = q * t + -0.384646f;
+  q = q * t + 0.47981626f;
+  q = q * t + -0.053793509f;
+  q = q * t + 0.32894629f;
+  q = q * t + 0.26410767f;
+  q = q * t + 0.28432578f;
+  q = q * t + -0.0001204024f;
+  const float large = a > 4.0f ? 1.0f : 1.0f - q * exp(-u);
+  return x != x ? x : (a < 1.0f ? small : std::copysign(large, x));
+}
+
+inline float sin_core(float x) {  // |x| <= pi / 2
+  const float u = x * x;
+  float p = -2.4079133e-08f;
+  p = p * u + 2.7536414e-06f;
+  p = p * u + -0.00019841085f;
+  p = p * u + 0.0083333328f;
+  p = p * u + -0.16666667f;
+  return x + x * u * p;
+}
+
+// ScalarE's sine: right on [-pi, pi]; outside, the cubic through the end of the interval goes on.
+inline float sin(float x) {
+  const float a = std::fabs(x), pi = 3.14159265f;
+  const float near = sin_core(a > 1.57079633f ? pi - a - 8.7422777e-8f : a);
+  const float d = a - pi, outside = d * d * d * 0.16666667f - d;
+  return std::copysign(1.0f, x) * (a <= pi ? near : outside);
+}
+
+inline float gelu(float x) { return 0.5f * x * (1.0f + erf(x * 0.70710678f)); }
+inline float erf_dx(float x) { return 1.12837917f * exp(-x * x); }
+inline float gelu_dx(float x) { return 0.5f * (1.0f + erf(x * 0.70710678f)) + x * 0.39894228f * exp(-0.5f * x * x); }
+inline float gelu_tanh(float x) { return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x))); }
+inline float gelu_sigmoid(float x) { return x * sigmoid(1.702f * x); }
+inline float gelu_sigmoid_dx(float x) {
+  const float s = sigmoid(1.702f * x);
+  return s + 1.702f * x * s * (1.0f - s);
+}
+inline float silu(float x) { return x * sigmoid(x); }
+inline float silu_dx(float x) {
+  const float s = sigmoid(x);
+  return s + x * s * (1.0f - s);
+}
+inline float softplus(float x) {  // max(x, 0) + log(1 + e^-|x|)
+  const float e = exp(-std::fabs(x));
+  const float w = 1.0f + e;
+  const float l = w == 1.0f ? e : log(w) * (e / (w - 1.0f));  // log1p
+  return (x > 0.0f ? x : 0.0f) + l;
+}
+inline float mish(float x) { return x * tanh(softplus(x)); }
+
+}  // namespace neuron::math

@@ -1,0 +1,264 @@
+// The limits of the hardware, read from the instruction table. What no table column says has one function per rule.
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "error.h"
+#include "program.h"
+
+namespace neuron {
+namespace {
+
+[[noreturn]] void fail(const Instruction& in, std::string_view operand, const std::string& limit) {
+  throw ValidationError(std::string(in.spec().name), std::string(operand), limit);
+}
+
+template <class... T>
+std::string text(const T&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+void check_operand(const Instruction& in, const OperandSpec& o, const Operand& operand,
+                   const std::vector<Storage>& storages) {
+  if (operand.kind == Operand::Kind::none) {
+    if (!o.optional) fail(in, o.name, "is missing");
+    return;
+  }
+  if (!operand.is_tile()) {
+    if (o.role != Role::scalar && o.role != Role::value) fail(in, o.name, "must be a tensor");
+    return;
+  }
+  const Access& a = operand.access;
+  const Storage& s = storages[a.storage];
+  if (!contains(o.memories, s.memory))
+    fail(in, o.name, text("cannot be in ", kMemoryNames[static_cast<int>(s.memory)]));
+  if (!contains(o.types, a.dtype)) fail(in, o.name, text("dtype ", info(a.dtype).name, " is not supported"));
+  if (!on_chip(s.memory)) return;
+  if (a.partitions() > kPartitions)
+    fail(in, o.name, text("partition dimension ", a.partitions(), " exceeds maximum ", kPartitions));
+  if (o.role == Role::scalar && a.free_size() != 1)
+    fail(in, o.name, text("must have one element per partition, has ", a.free_size()));
+  if (a.free_size() > o.max_free) fail(in, o.name, text("free size ", a.free_size(), " exceeds maximum ", o.max_free));
+}
+
+// Compute engines address partitions in groups: P > 64 starts at 0, P > 32 at 0 or 64, others at multiples of 32.
+void check_start_partition(const Instruction& in, const OperandSpec& o, const Access& a, const Storage& s) {
+  const int64_t start = s.partition_start + a.offset / std::max<int64_t>(1, s.row_bytes / size_of(a.dtype));
+  const int64_t unit = a.partitions() > 64 ? 128 : a.partitions() > 32 ? 64 : 32;
+  if (start % unit)
+    fail(in, o.name,
+         text("start partition ", start, " is not allowed for ", a.partitions(),
+              " partitions; it must be a multiple of ", unit));
+}
+
+void check_shapes(const Instruction& in, const std::vector<Storage>& storages) {
+  const InstructionSpec& sp = in.spec();
+  if (sp.shape == Shape::none) return;
+  const Access* first = nullptr;
+  std::string_view first_name;
+  for (size_t i = 0; i < in.operands.size(); ++i) {
+    const Operand& o = in.operands[i];
+    const OperandSpec& os = sp.operands[i];
+    if (!o.is_tile()) continue;
+    const Access& a = o.access;
+    const bool per_partition = os.role == Role::scalar || os.max_free == 1;
+    if (!first) {
+      first = &a, first_name = os.name;
+      continue;
+    }
+    if (sp.shape == Shape::elements) {
+      if (a.elements() != first->elements())
+        fail(in, os.name, text("has ", a.elements(), " elements, ", first_name, " has ", first->elements()));
+      continue;
+    }
+    if (a.partitions() != first->partitions())
+      fail(in, os.name,
+           text("partition dimension ", a.partitions(), " differs from ", first_name, "'s ", first->partitions()));
+    if (sp.shape == Shape::same && !per_partition && a.free_size() != first->free_size())
+      fail(in, os.name, text("free size ", a.free_size(), " differs from ", first_name, "'s ", first->free_size()));
+  }
+}
+
+void check_rules(const Instruction& in, const std::vector<Storage>& storages) {
+  const InstructionSpec& sp = in.spec();
+  auto memory = [&](const Operand& o) { return storages[o.access.storage].memory; };
+  if (sp.rules & kOnePsumInput && in.engine == Engine::vector) {
+    int psum = 0;
+    for (size_t i = 1; i < in.operands.size(); ++i)
+      if (in.operands[i].is_tile() && sp.operands[i].role != Role::scalar && sp.operands[i].role != Role::write)
+        psum += memory(in.operands[i]) == Memory::psum;
+    if (psum > 1) fail(in, "", "cannot read both inputs from PSUM");
+  }
+  const bool bitwise0 = info(in.op0).cls == AluClass::bitwise, bitwise1 = info(in.op1).cls == AluClass::bitwise;
+  if (sp.rules & kArithmeticOnly && (bitwise0 || bitwise1)) fail(in, "op", "must be arithmetic");
+  if (sp.rules & kBitwiseOrArithmetic && in.op1 != AluOp::bypass && in.op0 != AluOp::bypass && bitwise0 != bitwise1)
+    fail(in, "op1", "mixes bitwise and arithmetic operators");
+  if (bitwise0 || bitwise1)
+    for (size_t i = 0; i < in.operands.size(); ++i)
+      if (in.operands[i].is_tile() && !is_integer(in.operands[i].access.dtype) && sp.operands[i].role != Role::index)
+        fail(in, sp.operands[i].name,
+             text("dtype ", info(in.operands[i].access.dtype).name, " is not supported by bitwise operators"));
+  if (sp.rules & kReducible && std::isnan(info(in.op0).identity))
+    fail(in, "op", text(info(in.op0).name, " is not a reduction"));
+  if (sp.rules & kSameDtype) {
+    const Access* first = nullptr;
+    for (size_t i = 0; i < in.operands.size(); ++i) {
+      if (!in.operands[i].is_tile() || sp.operands[i].role == Role::scalar) continue;
+      const Access& a = in.operands[i].access;
+      if (first && a.dtype != first->dtype)
+        fail(in, sp.operands[i].name, text("dtype ", info(a.dtype).name, " differs from ", info(first->dtype).name));
+      if (!first) first = &a;
+    }
+  }
+  if (in.engine == Engine::gpsimd && sp.prefer != Engine::dma && sp.locality != Locality::control)
+    for (size_t i = 0; i < in.operands.size(); ++i)
+      if (in.operands[i].is_tile() && memory(in.operands[i]) == Memory::psum)
+        fail(in, sp.operands[i].name, "cannot be in psum: GpSimdE has no access to it");
+}
+
+void check_matmul(const Instruction& in, int generation) {
+  const Access &dst = in.operand(0).access, &stationary = in.operand(1).access, &moving = in.operand(2).access;
+  const int64_t rows = in.perf_mode == PerfMode::double_row ? 2 : 1;
+  const int64_t m = stationary.free_size() / rows, n = moving.free_size() / rows;
+  if (stationary.partitions() != moving.partitions())
+    fail(in, "moving",
+         text("partition dimension ", moving.partitions(), " differs from stationary's ", stationary.partitions()));
+  if (m > 128) fail(in, "stationary", text("free size ", m, " exceeds maximum 128"));
+  const int64_t limit = generation < 4 ? 512 : size_of(dst.dtype) == 2 ? 8192 : 4096;
+  if (n > limit) fail(in, "moving", text("free size ", n, " exceeds maximum ", limit));
+  if (dst.partitions() != m || dst.free_size() != n)
+    fail(in, "dst", text("shape (", dst.partitions(), ", ", dst.free_size(), ") is not (", m, ", ", n, ")"));
+  if (in.opcode == Opcode::nc_matmul_mx) return;
+  if (in.transpose) {
+    if (size_of(dst.dtype) < size_of(moving.dtype))
+      fail(in, "dst", text("dtype ", info(dst.dtype).name, " must be that of moving"));
+    return;
+  }
+  if (is_integer(stationary.dtype) || is_integer(moving.dtype))
+    fail(in, "stationary", "integers are only allowed in transpose mode");
+  auto wide = [](Dtype t) { return t == Dtype::float32 || t == Dtype::tfloat32; };
+  if (wide(stationary.dtype) != wide(moving.dtype))
+    fail(in, "moving", text("dtype ", info(moving.dtype).name, " does not go with ", info(stationary.dtype).name));
+  if (dst.dtype != Dtype::float32 && !(generation >= 4 && dst.dtype == Dtype::bfloat16))
+    fail(in, "dst", text("dtype ", info(dst.dtype).name, " is not supported; it must be float32"));
+  if (rows == 2 && size_of(moving.dtype) != 1) fail(in, "moving", "must be an 8-bit float in double_row mode");
+}
+
+void check_transpose(const Instruction& in) {
+  const Access &dst = in.operand(0).access, &data = in.operand(1).access;
+  const int64_t limit = in.engine == Engine::vector ? 32 : 128;
+  if (data.partitions() > limit || data.free_size() > limit)
+    fail(in, "data", text("shape (", data.partitions(), ", ", data.free_size(), ") exceeds ", limit, " x ", limit));
+  if (dst.partitions() != data.free_size() || dst.free_size() != data.partitions())
+    fail(in, "dst", text("shape (", dst.partitions(), ", ", dst.free_size(), ") is not that of the transpose"));
+}
+
+void check_multiple(const Instruction& in, int operand, int64_t unit) {
+  const Access& a = in.operand(operand).access;
+  if (a.partitions() % unit)
+    fail(in, in.spec().operands[operand].name,
+         text("partition dimension ", a.partitions(), " is not a multiple of ", unit));
+}
+
+void check_free(const Instruction& in, int operand, int64_t want) {
+  const Access& a = in.operand(operand).access;
+  if (a.free_size() != want)
+    fail(in, in.spec().operands[operand].name, text("free size ", a.free_size(), " must be ", want));
+}
+
+void check_opcode(const Instruction& in, int generation) {
+  switch (in.opcode) {
+    case Opcode::nc_matmul:
+    case Opcode::nc_matmul_mx:
+      return check_matmul(in, generation);
+    case Opcode::nc_transpose:
+      return check_transpose(in);
+    case Opcode::bn_stats:
+      return check_free(in, 0, 6);
+    case Opcode::bn_aggr:
+      if (in.operand(1).access.free_size() % 3) fail(in, "data", "free size must be a multiple of 3");
+      return check_free(in, 0, 2);
+    case Opcode::max8:
+      if (in.operand(1).access.free_size() < 8) fail(in, "src", "free size must be at least 8");
+      return check_free(in, 0, 8);
+    case Opcode::nc_find_index8:
+      check_free(in, 0, 8);
+      return check_free(in, 2, 8);
+    case Opcode::nc_match_replace8:
+      check_free(in, 0, in.operand(1).access.free_size());
+      return check_free(in, 2, 8);
+    case Opcode::local_gather:
+      return check_multiple(in, 1, 16);
+    case Opcode::quantize_mx:
+      return check_multiple(in, 1, 32);
+    case Opcode::nonzero_with_count:
+      return check_free(in, 0, in.operand(1).access.free_size() + 1);
+    case Opcode::tensor_reduce: {
+      const int64_t run = in.count, out = in.operand(0).access.free_size(), n = in.operand(1).access.free_size();
+      if (out * run != n) fail(in, "dst", text("free size ", out, " is not ", n, " / ", run));
+      return;
+    }
+    default:
+      return;
+  }
+}
+
+}  // namespace
+
+void Program::validate(Instruction& in) const {
+  const InstructionSpec& sp = in.spec();
+  if (generation_ < sp.min_generation)
+    fail(in, "", text("needs generation ", sp.min_generation, " (the target is generation ", generation_, ")"));
+  if (in.engine == Engine::unknown) in.engine = sp.prefer;
+  if (!(sp.engines >> static_cast<int>(in.engine) & 1))
+    fail(in, "engine", text(kEngineNames[static_cast<int>(in.engine)], " cannot run it"));
+  if (in.operands.size() > sp.operands.size()) fail(in, "", "has too many operands");
+  in.operands.resize(sp.operands.size());
+  for (size_t i = 0; i < in.operands.size(); ++i) {
+    check_operand(in, sp.operands[i], in.operands[i], storages_);
+    if (!in.operands[i].is_tile()) continue;
+    const Access& a = in.operands[i].access;
+    const Storage& s = storages_[a.storage];
+    const Box box = bounding_box(s, a);
+    if (!a.is_dynamic() &&
+        (box.begin < 0 || box.end > s.row_bytes || box.partition_begin < 0 || box.partition_end > s.partitions))
+      throw OutOfBounds(text(sp.name, " ", sp.operands[i].name, " is out of bounds: partitions ", box.partition_begin,
+                             "..", box.partition_end, ", bytes ", box.begin, "..", box.end, " of ", s.name, " with ",
+                             s.partitions, " partitions of ", s.row_bytes, " bytes"));
+    if (on_chip(s.memory) && sp.prefer != Engine::dma && sp.locality != Locality::control)
+      check_start_partition(in, sp.operands[i], a, s);
+  }
+  check_shapes(in, storages_);
+  check_rules(in, storages_);
+  check_opcode(in, generation_);
+
+  // A result that overlaps an input in another pattern must not be seen by the input.
+  for (size_t d = 0; d < in.operands.size(); ++d) {
+    const Role role = sp.operands[d].role;
+    if (!in.operands[d].is_tile() || (role != Role::write && role != Role::read_write)) continue;
+    const Access& dst = in.operands[d].access;
+    const Storage& sd = storages_[dst.storage];
+    for (size_t i = 0; i < in.operands.size(); ++i) {
+      if (i == d || !in.operands[i].is_tile() || sp.operands[i].role == Role::write) continue;
+      const Access& a = in.operands[i].access;
+      const Storage& ss = storages_[a.storage];
+      const bool same = a.storage == dst.storage;
+      const bool aliased = !same && sd.memory == ss.memory && sd.address >= 0 && ss.address >= 0;
+      if (!same && !aliased) continue;
+      if (same && a.offset == dst.offset && a.dtype == dst.dtype && a.ndim == dst.ndim && !a.is_dynamic() &&
+          !dst.is_dynamic() && std::equal(a.dims.begin(), a.dims.begin() + a.ndim, dst.dims.begin()))
+        continue;
+      Box x = bounding_box(sd, dst), y = bounding_box(ss, a);
+      for (auto [box, s] : {std::pair{&x, &sd}, std::pair{&y, &ss}}) {
+        if (same) continue;
+        box->begin += s->address, box->end += s->address;
+        box->partition_begin += s->partition_start, box->partition_end += s->partition_start;
+      }
+      if (x.overlaps(y)) in.stage |= 1 << i;
+    }
+  }
+}
+
+}  // namespace neuron

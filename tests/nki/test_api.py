@@ -1,0 +1,40 @@
+"""Every function of the public API 0.6 is there, with its parameters in their order (api_0_6.json)."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+import torchneuron.nki as nki
+
+API = json.loads(Path(__file__).with_name("api_0_6.json").read_text())
+MODULES = {"nki": nki, "nl": nki.language, "nisa": nki.isa, "ncc": nki.collectives}
+TYPES = (
+    "int8 int16 int32 uint8 uint16 uint32 float16 bfloat16 tfloat32 float32 float8_e4m3 float8_e4m3fn "
+    "float8_e5m2 float8_e8m0fnu float8_e4m3fn_x4 float8_e5m2_x4 float4_e2m1fn_x4"
+).split()
+
+
+@pytest.mark.parametrize("name", API)
+def test_function(name):
+    module, _, attribute = name.partition(".")
+    function = getattr(MODULES[module], attribute)
+    if name == "nl.ds" or inspect.isclass(function):
+        parameters = list(inspect.signature(function).parameters)
+    else:
+        parameters = list(inspect.signature(getattr(function, "body", function)).parameters)
+    wanted = [p.lstrip("*") for p in API[name]]
+    assert parameters[: len(wanted)] == wanted
+
+
+def test_types_memories_and_enumerations():
+    nl, nisa = nki.language, nki.isa
+    for t in TYPES:
+        assert getattr(nl, t) == t
+    assert nl.hbm is nl.private_hbm and len({id(b) for b in (nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm)}) == 4
+    engines = "unknown tensor scalar gpsimd dma vector sync".split()
+    assert [getattr(nisa.engine, e).value for e in engines] == list(range(7)) and nl.bool is nl.bool_
+    assert nisa.vector_engine is nisa.engine.vector and nisa.constants.engine is nisa.engine
+    assert [c.value for c in nisa.reduce_cmd] == [0, 1, 2, 3, 4] and nisa.nc_version.gen4.value == 4
+    assert nki.typing.tensor[128, 512] is not None and issubclass(type(nl.NKIObject()), nl.NKIObject)

@@ -1,0 +1,196 @@
+"""Launches on two cores, rendezvous, and collectives between ranks."""
+
+import numpy as np
+import pytest
+
+import torchneuron.nki as nki
+import torchneuron.nki.collectives as ncc
+import torchneuron.nki.isa as nisa
+import torchneuron.nki.language as nl
+
+F32 = np.float32
+WAYS = [nki.simulate, nki.jit]
+
+
+def load(a):
+    t = nl.ndarray(a.shape, a.dtype)
+    nisa.dma_copy(t, a)
+    return t
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sendrecv_swaps(way, rng):
+    @nki.jit
+    def k(x):
+        o = nl.ndarray((2, *x.shape[1:]), x.dtype, nl.shared_hbm)
+        me = nl.program_id(0)
+        mine, theirs = load(x[me : me + 1]), nl.ndarray((1, x.shape[1]), x.dtype)
+        nisa.sendrecv(mine, theirs, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+        nisa.dma_copy(o[me : me + 1], theirs)
+        return o
+
+    x = rng.standard_normal((2, 9)).astype(F32)
+    np.testing.assert_array_equal(way(k)[2](x), x[::-1])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_barrier_that_one_core_misses_is_an_error(way):
+    @nki.jit
+    def k(x):
+        o = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        if nl.program_id(0) == 0:
+            nisa.core_barrier(o, (0, 1))
+        nisa.dma_copy(o, load(x))
+        return o
+
+    with pytest.raises(nki.NkiDeadlockError, match=r"core 0.*core_barrier|core 0.*test_cores|wait.*core 1 has ended"):
+        way(k)[2](np.zeros((4, 4), F32))
+
+
+def test_errors_of_one_core_reach_the_caller():
+    @nki.jit
+    def k(x):
+        if nl.program_id(0) == 1:
+            raise KeyError("core 1")
+        nisa.core_barrier(x, (0, 1))
+        return x
+
+    with pytest.raises(KeyError, match="core 1"):
+        nki.simulate(k)[2](np.zeros((4, 4), F32))
+
+
+def test_grid_facts():
+    seen = []
+
+    @nki.jit
+    def k(x):
+        seen.append((nl.program_id(0), nl.num_programs(), nl.program_ndim()))
+        return x
+
+    x = np.zeros((2, 2), F32)
+    nki.simulate(k)(x)
+    nki.simulate(k)[2](x)
+    assert seen == [(0, 1, 0), (0, 2, 1), (1, 2, 1)]
+    with pytest.raises(ValueError, match="1 or 2"):
+        k[3]
+
+
+def ranks(kernel, inputs, *rest):
+    return nki.simulate_ranks(kernel, [(x, *rest) for x in inputs])
+
+
+@pytest.mark.parametrize("memory", ["hbm", "sbuf"])
+@pytest.mark.parametrize("op,f", [("add", np.add), ("maximum", np.maximum), ("minimum", np.minimum)])
+def test_all_reduce(rng, memory, op, f):
+    def k(x):
+        o = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        group = ncc.ReplicaGroup([[0, 1], [2, 3]])
+        if memory == "hbm":
+            ncc.all_reduce([x], [o], group, getattr(nl, op))
+        else:
+            t, r = load(x), nl.ndarray(x.shape, x.dtype)
+            ncc.all_reduce([t], [r], group, getattr(nl, op))
+            nisa.dma_copy(o, r)
+        return o
+
+    xs = [rng.standard_normal((8, 5)).astype(F32) for _ in range(4)]
+    for r, got in enumerate(ranks(k, xs)):
+        np.testing.assert_array_equal(got, f(xs[r // 2 * 2], xs[r // 2 * 2 + 1]))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_all_gather_and_reduce_scatter(rng, dim):
+    n, group = 3, ncc.ReplicaGroup([[0, 1, 2]])
+
+    def gather(x):
+        shape = [6, 9]
+        shape[dim] *= n
+        o, t = nl.ndarray(shape, x.dtype, nl.shared_hbm), nl.ndarray(shape, x.dtype)
+        ncc.all_gather([load(x)], [t], group, dim)
+        nisa.dma_copy(o, t)
+        return o
+
+    def scatter(x):
+        shape = [6, 9]
+        shape[dim] //= n
+        o, t = nl.ndarray(shape, x.dtype, nl.shared_hbm), nl.ndarray(shape, x.dtype)
+        ncc.reduce_scatter([load(x)], [t], group, dim, nl.add)
+        nisa.dma_copy(o, t)
+        return o
+
+    xs = [rng.integers(-9, 9, (6, 9)).astype(F32) for _ in range(n)]
+    for got in ranks(gather, xs):
+        np.testing.assert_array_equal(got, np.concatenate(xs, dim))
+    for r, got in enumerate(ranks(scatter, xs)):
+        np.testing.assert_array_equal(got, np.split(sum(xs), n, dim)[r])
+
+
+def test_all_to_all(rng):
+    group = ncc.ReplicaGroup([[0, 1, 2]])
+
+    def k(x):
+        o = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        ncc.all_to_all([x], [o], group, 0)
+        return o
+
+    xs = [rng.standard_normal((6, 4)).astype(F32) for _ in range(3)]
+    for r, got in enumerate(ranks(k, xs)):
+        np.testing.assert_array_equal(got, np.concatenate([x[2 * r : 2 * r + 2] for x in xs]))
+
+
+def test_variable_collectives(rng):
+    group = ncc.ReplicaGroup([[0, 1]])
+    send = np.array([[3, 2], [1, 4]], np.uint32)  # rank r sends send[r, j] elements to rank j
+
+    def to_all(x, m):
+        o = nl.zeros((10,), x.dtype, nl.shared_hbm)
+        ncc.all_to_all_v([x], [o], group, m)
+        return o, m
+
+    def gather(x, m):
+        o = nl.zeros((10,), x.dtype, nl.shared_hbm)
+        ncc.all_gather_v([x], [o], group, m)
+        return o
+
+    xs = [rng.standard_normal(6).astype(F32) for _ in range(2)]
+    metas = [np.stack([send[r], [0, send[r, 0]], [0, 0], [0, 0]]).astype(np.uint32) for r in range(2)]
+    for r, (got, meta) in enumerate(nki.simulate_ranks(to_all, list(zip(xs, [m.copy() for m in metas])))):
+        want = np.zeros(10, F32)
+        for j in range(2):
+            at = metas[j][1, r]
+            want[5 * j : 5 * j + send[j, r]] = xs[j][at : at + send[j, r]]
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(meta[2], send[:, r])
+    for got in nki.simulate_ranks(gather, list(zip(xs, [m.copy() for m in metas]))):
+        want = np.zeros(10, F32)
+        for j in range(2):
+            at = metas[j][1, j]
+            want[5 * j : 5 * j + send[j, j]] = xs[j][at : at + send[j, j]]
+        np.testing.assert_array_equal(got, want)
+
+
+def test_permutes(rng):
+    group = ncc.ReplicaGroup([[0, 1, 2]])
+
+    def permute(x):
+        o = nl.zeros(x.shape, x.dtype, nl.shared_hbm)
+        ncc.collective_permute([x], [o], [(0, 2), (2, 1)])
+        return o
+
+    def ring(x):
+        o = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        s = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        ncc.collective_permute_implicit([[x]], [[o]], group)
+        ncc.collective_permute_implicit_reduce([[x]], [[o]], [[s]], group, nl.add)
+        owner = ncc.collective_permute_implicit_current_processing_rank_id(1, group)
+        assert owner == (ncc.rank_id() - 1) % 3
+        return o, s
+
+    xs = [rng.integers(-9, 9, (4, 3)).astype(F32) for _ in range(3)]
+    got = ranks(permute, xs)
+    np.testing.assert_array_equal(got[2], xs[0])
+    np.testing.assert_array_equal(got[1], xs[2])
+    for r, (o, s) in enumerate(ranks(ring, xs)):
+        before, second = xs[(r - 1) % 3], xs[(r - 2) % 3]
+        np.testing.assert_array_equal(o, before)
+        np.testing.assert_array_equal(s, before + second)

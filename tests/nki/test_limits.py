@@ -1,0 +1,247 @@
+"""Violated limits are typed errors that name instruction, operand, limit and the kernel's line."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import torchneuron.nki as nki
+import torchneuron.nki.isa as nisa
+import torchneuron.nki.language as nl
+
+F32 = np.float32
+X = np.zeros((128, 64), F32)
+
+
+def sb(*shape, dtype=nl.float32, value=1):
+    t = nl.ndarray(shape, dtype, nl.sbuf)
+    nisa.memset(t, value)
+    return t
+
+
+def ps(*shape, dtype=nl.float32):
+    t = nl.ndarray(shape, dtype, nl.psum)
+    nisa.memset(t, 1)
+    return t
+
+
+# what is wrong: (statement in the kernel, target, pattern of the message)
+WRONG = {
+    "partitions": (lambda x: nl.ndarray((129, 4), nl.float32), "trn2", "partition.*129.*128"),
+    "on-chip rank": (lambda x: nl.ndarray((4,), nl.float32), "trn2", "2 dimensions"),
+    "matmul result in SBUF": (lambda x: nisa.nc_matmul(sb(4, 4), sb(8, 4), sb(8, 4)), "trn2", "nc_matmul dst.*sbuf"),
+    "matmul input in PSUM": (lambda x: nisa.nc_matmul(ps(4, 4), ps(8, 4), sb(8, 4)), "trn2", "stationary.*psum"),
+    "matmul free size on trn2": (
+        lambda x: nisa.nc_matmul(ps(4, 513), sb(8, 4), sb(8, 513)),
+        "trn2",
+        "moving.*513.*512",
+    ),
+    "matmul stationary size": (lambda x: nisa.nc_matmul(ps(128, 4), sb(8, 129), sb(8, 4)), "trn2", "stationary.*129"),
+    "matmul partitions": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(9, 4)),
+        "trn2",
+        "moving partition dimension 9",
+    ),
+    "matmul shapes": (lambda x: nisa.nc_matmul(ps(4, 5), sb(8, 4), sb(8, 4)), "trn2", "dst shape"),
+    "matmul mixed types": (lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(8, 4, dtype=nl.bfloat16)), "trn2", "dtype"),
+    "matmul of integers": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4, dtype=nl.int8), sb(8, 4, dtype=nl.int8)),
+        "trn2",
+        "integers",
+    ),
+    "bf16 accumulation before trn3": (
+        lambda x: nisa.nc_matmul(ps(4, 4, dtype=nl.bfloat16), sb(8, 4), sb(8, 4)),
+        "trn2",
+        "dst dtype",
+    ),
+    "tile size": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(8, 4), tile_position=(0, 0), tile_size=(48, 32)),
+        "trn2",
+        "tile_size 48",
+    ),
+    "tile position": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(8, 4), tile_position=(16, 0), tile_size=(32, 32)),
+        "trn2",
+        "tile_position 16",
+    ),
+    "MX before trn3": (
+        lambda x: nisa.quantize_mx(
+            sb(32, 4, dtype=nl.float8_e4m3fn_x4, value=0), sb(32, 16, dtype=nl.bfloat16), sb(4, 4, dtype=nl.uint8)
+        ),
+        "trn2",
+        "generation",
+    ),
+    "DMA from PSUM": (lambda x: nisa.dma_copy(sb(4, 4), ps(4, 4)), "trn2", "dma_copy src.*psum"),
+    "DMA sizes": (lambda x: nisa.dma_copy(sb(4, 5), x[0:4, 0:4]), "trn2", "elements"),
+    "shapes": (lambda x: nisa.tensor_tensor(sb(4, 5), sb(4, 5), sb(4, 6), nl.add), "trn2", "data2 free size 6"),
+    "partition counts": (lambda x: nisa.tensor_copy(sb(4, 5), sb(5, 5)), "trn2", "src partition dimension 5"),
+    "both inputs in PSUM": (lambda x: nisa.tensor_tensor(sb(4, 4), ps(4, 4), ps(4, 4), nl.add), "trn2", "PSUM"),
+    "GpSimd and PSUM": (lambda x: nisa.tensor_copy(sb(4, 4), ps(4, 4), engine=nisa.engine.gpsimd), "trn2", "GpSimdE"),
+    "engine": (lambda x: nisa.tensor_copy(sb(4, 4), sb(4, 4), engine=nisa.engine.tensor), "trn2", "engine"),
+    "bitwise on floats": (
+        lambda x: nisa.tensor_tensor(sb(4, 4), sb(4, 4), sb(4, 4), nl.bitwise_and),
+        "trn2",
+        "bitwise",
+    ),
+    "bitwise then arithmetic": (
+        lambda x: nisa.tensor_scalar(
+            sb(4, 4, dtype=nl.int32), sb(4, 4, dtype=nl.int32), nl.bitwise_and, 1, op1=nl.add, operand1=1
+        ),
+        "trn2",
+        "mixes",
+    ),
+    "not a reduction": (lambda x: nisa.tensor_reduce(sb(4, 1), nl.equal, sb(4, 4), 1), "trn2", "not a reduction"),
+    "reduction axis": (lambda x: nisa.tensor_reduce(sb(4, 1), nl.add, sb(4, 4), 0), "trn2", "axis"),
+    "start partition": (lambda x: nisa.tensor_copy(sb(128, 4)[16:32], sb(16, 4)), "trn2", "start partition 16"),
+    "scalar operand": (
+        lambda x: nisa.tensor_scalar(sb(4, 4), sb(4, 4), nl.add, sb(4, 2)),
+        "trn2",
+        "operand0.*one element",
+    ),
+    "bn_stats size": (lambda x: nisa.bn_stats(sb(4, 6), sb(4, 513)), "trn2", "513.*512"),
+    "bn_aggr triples": (lambda x: nisa.bn_aggr(sb(4, 2), sb(4, 7)), "trn2", "multiple of 3"),
+    "max8 size": (lambda x: nisa.max8(sb(4, 8), sb(4, 7)), "trn2", "at least 8"),
+    "transpose size": (lambda x: nisa.nc_transpose(sb(33, 32), sb(32, 33), nisa.engine.vector), "trn2", "32"),
+    "transpose dtype": (lambda x: nisa.nc_transpose(ps(4, 4, dtype=nl.bfloat16), sb(4, 4)), "trn2", "dtype"),
+    "shuffle mask": (lambda x: nisa.nc_stream_shuffle(sb(32, 4), sb(32, 4), [0] * 31), "trn2", "31"),
+    "memset type": (lambda x: nisa.memset(nl.ndarray((4, 4), nl.int32), 1.5), "trn2", "memset"),
+    "activate2 before trn3": (
+        lambda x: nisa.activate2(sb(4, 4), nl.exp, sb(4, 4), 1.0, 0.0, nl.multiply, nl.add),
+        "trn2",
+        "generation",
+    ),
+    "activate2 operators": (
+        lambda x: nisa.activate2(sb(4, 4), nl.exp, sb(4, 4), 1.0, 0.0, nl.add, nl.add),
+        "trn3",
+        "operators",
+    ),
+    "dma_compute operator": (lambda x: nisa.dma_compute(sb(4, 4), [sb(4, 4)], nl.multiply), "trn2", "add"),
+}
+
+
+@pytest.mark.parametrize("trace", [False, True], ids=["step", "traced"])
+@pytest.mark.parametrize("name", WRONG)
+def test_limit(name, trace, monkeypatch):
+    statement, target, pattern = WRONG[name]
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+
+    def k(x):
+        statement(x)
+        return x
+
+    with pytest.raises(nki.NkiValidationError, match=f"(?i){pattern}"):
+        (nki.jit if trace else nki.simulate)(k)(X)
+
+
+def test_the_error_knows_its_parts():
+    def k(x):
+        a, b = sb(4, 5), sb(4, 6)
+        nisa.tensor_tensor(a, a, b, nl.add)
+        return x
+
+    with pytest.raises(nki.NkiValidationError) as e:
+        nki.simulate(k)(X)
+    line = inspect.getsourcelines(k)[1] + 2
+    assert e.value.instruction == "tensor_tensor" and e.value.operand == "data2"
+    assert "6" in e.value.limit and e.value.location.endswith(f"test_limits.py:{line}")
+
+
+def test_uninitialised_reads_name_both_lines():
+    def k(x):
+        t = nl.ndarray((128, 64), nl.float32)
+        nisa.memset(t[0:64, 0:32], 0)
+        nisa.tensor_scalar(t, t, nl.add, 1.0)
+        return x
+
+    start = inspect.getsourcelines(k)[1]
+    for way in (nki.simulate, nki.jit):
+        with pytest.raises(nki.NkiUninitialisedReadError) as e:
+            way(k)(X)
+        assert f":{start + 3}" in str(e.value) and f":{start + 2}" in str(e.value), e.value
+
+
+def test_uninitialised_hbm_and_never_written():
+    def k(x):
+        h = nl.ndarray((4, 4), nl.float32, nl.hbm)
+        t = nl.ndarray((4, 4), nl.float32)
+        nisa.dma_copy(t, h)
+        return x
+
+    with pytest.raises(nki.NkiUninitialisedReadError, match="allocated.*nothing writes"):
+        nki.simulate(k)(X)
+
+
+def test_a_tile_made_again_is_uninitialised_again():
+    def k(x):
+        for i in range(2):
+            t = nl.ndarray((4, 4), nl.float32)
+            if i == 0:
+                nisa.memset(t, 0)
+            nisa.tensor_scalar(t, t, nl.add, 1.0)
+        return x
+
+    with pytest.raises(nki.NkiUninitialisedReadError):
+        nki.jit(k)(X)
+
+
+def fill_psum(banks):
+    def k(x):
+        tiles = [ps(128, 512) for _ in range(banks)]
+        t = sb(128, 512)
+        for p in tiles:
+            nisa.tensor_tensor(t, t, p, nl.add)
+        return x
+
+    return k
+
+
+@pytest.mark.parametrize("way", [nki.simulate, nki.jit])
+def test_capacity(way):
+    way(fill_psum(8))(X)
+    with pytest.raises(nki.NkiCapacityError, match="PSUM capacity exceeded"):
+        way(fill_psum(9))(X)
+
+    def reuse(x):  # one after the other: only one is live
+        for _ in range(40):
+            t = sb(128, 16384)
+            nisa.tensor_scalar(t, t, nl.add, 1.0)
+        return x
+
+    way(reuse)(X)
+
+
+def test_two_cores_have_their_own_limits():
+    @nki.jit
+    def k(x):
+        t = sb(128, 30000)
+        nisa.tensor_scalar(t, t, nl.add, 1.0)
+        return x
+
+    nki.simulate(k[2])(X)
+
+
+def test_stores_outside_a_tensor_are_refused_when_built():
+    def k(x):
+        t = sb(4, 4)
+        nisa.dma_copy(x.ap([[64, 4], [1, 4]], 128 * 64), t)
+        return x
+
+    with pytest.raises(nki.NkiOutOfBoundsError, match="dma_copy dst"):
+        nki.simulate(k)(X)
+
+
+def test_gather_index_out_of_bounds():
+    def k(x):
+        i = sb(128, 2, dtype=nl.uint32, value=64)
+        t = nl.ndarray((128, 64), nl.float32)
+        nisa.dma_copy(t, x)
+        nisa.nc_n_gather(nl.ndarray((128, 2), nl.float32), t, i)
+        return x
+
+    with pytest.raises(nki.NkiOutOfBoundsError, match="64"):
+        nki.simulate(k)(X)
+
+
+def test_nothing_runs_outside_kernels():
+    with pytest.raises(RuntimeError, match="inside kernels"):
+        nl.ndarray((4, 4), nl.float32)

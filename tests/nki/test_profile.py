@@ -1,0 +1,160 @@
+"""Predicted timelines: engines, order, capacity, documents, page and trace."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+import torchneuron.nki as nki
+import torchneuron.nki.isa as nisa
+import torchneuron.nki.language as nl
+from torchneuron.perf import targets
+
+F32 = np.float32
+
+
+@nki.jit
+def scaled_sum(x, y):
+    out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    for i in range(x.shape[0] // 128):
+        a, b = nl.ndarray((128, x.shape[1]), x.dtype), nl.ndarray((128, x.shape[1]), x.dtype)
+        nisa.dma_copy(a, x[i * 128 : (i + 1) * 128])
+        nisa.dma_copy(b, y[i * 128 : (i + 1) * 128])
+        nisa.tensor_tensor(a, a, b, nl.add)
+        nisa.activation(a, nl.exp, a, scale=0.5)
+        nisa.dma_copy(out[i * 128 : (i + 1) * 128], a)
+    return out
+
+
+def arrays(rows, columns=512):
+    return np.zeros((rows, columns), F32), np.zeros((rows, columns), F32)
+
+
+def test_costs_are_those_of_the_published_formulas():
+    p = nki.profile(scaled_sum, target="trn2")(*arrays(128))
+    by_name = {e.name: e for e in p.instructions}
+    vector, scalar = targets.get("trn2").values["clock_vector"], targets.get("trn2").values["clock_scalar"]
+    add, act = by_name["tensor_tensor"], by_name["activation"]
+    assert add.end - add.start == pytest.approx(2 * 512 / vector / 1e3)  # two fp32 inputs: 2N cycles
+    assert act.end - act.start == pytest.approx(512 / scalar / 1e3)
+    assert by_name["tensor_tensor"].start >= max(e.end for e in p.instructions[:2])
+    assert act.start >= add.end and p.instructions[-1].start >= act.end
+    assert p.bytes_moved == 3 * 128 * 512 * 4
+
+
+def test_transfers_and_engines_overlap():
+    one, four = (nki.profile(scaled_sum, target="trn2")(*arrays(128 * n)) for n in (1, 4))
+    assert one.latency_us < four.latency_us < 4 * one.latency_us
+    for p in (one, four):
+        assert all(0 <= share <= 1 for share in p.engines.values())
+        for engine in ("vector", "scalar"):
+            events = [e for e in p.instructions if e.engine == engine]
+            assert all(a.end <= b.start + 1e-9 for a, b in zip(events, events[1:]))
+        assert p.critical_path[-1].end == pytest.approx(p.latency_us)
+        assert all(a.end <= b.end for a, b in zip(p.critical_path, p.critical_path[1:]))
+
+
+def test_sbuf_over_time():
+    p = nki.profile(scaled_sum, target="trn2")(*arrays(128 * 3))
+    assert max(live for _, live in p.sbuf) >= 2 * 2048 and p.sbuf[-1][1] == 0
+    assert [t for t, _ in p.sbuf] == sorted(t for t, _ in p.sbuf)
+
+
+def test_faster_dma_and_16_bit_modes():
+    big = arrays(512, 4096)
+    trn1, trn2, trn3 = (nki.profile(scaled_sum, target=t)(*big).latency_us for t in targets.NAMES)
+    assert trn1 > trn2 > trn3
+
+    def k(x):
+        t = nl.ndarray(x.shape, x.dtype)
+        nisa.memset(t, 0)
+        nisa.tensor_scalar(t, t, nl.add, 1.0)
+        return x
+
+    def busy(dtype, target):
+        x = np.zeros((128, 1024), dtype)
+        (e,) = (e for e in nki.profile(k, target=target)(x).instructions if e.name == "tensor_scalar")
+        return e.end - e.start
+
+    assert busy(F32, "trn2") == pytest.approx(4 * busy("bfloat16", "trn2"))
+    assert busy(F32, "trn1") == pytest.approx(busy("bfloat16", "trn1"))
+
+
+def test_every_number_of_a_target_has_a_source():
+    for name in targets.NAMES:
+        for key, row in targets.sources(name).items():
+            assert row["source"] and {"value", "unit", "source"} == set(row), (name, key)
+    with pytest.raises(ValueError, match="trn1, trn2, trn3"):
+        targets.get("trn9")
+
+
+def test_trace_and_page(tmp_path):
+    p = nki.profile(scaled_sum, target="trn3")(*arrays(256))
+    p.save_perfetto(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == len(p.instructions)
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {e.engine for e in p.instructions}
+    p.save_html(tmp_path / "t.html")
+    page = (tmp_path / "t.html").read_text()
+    assert "scaled_sum on trn3" in page and not re.search(r"@[A-Z]+@", page)
+    assert "http://" not in page and "https://" not in page
+
+
+def test_page_draws_in_a_browser(tmp_path):
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("needs a browser: apt-get install chromium")
+    nki.profile(scaled_sum, target="trn3")(*arrays(256)).save_html(tmp_path / "t.html")
+    page = (tmp_path / "t.html").read_text()
+    probe = """<script>const g = document.getElementById("time").getContext("2d"),
+      d = g.getImageData(0, 0, g.canvas.width, g.canvas.height).data;
+      document.title = "painted " + d.filter((v, i) => i % 4 === 3 && v).length;</script></body>"""
+    (tmp_path / "t.html").write_text(page.replace("</body>", probe))
+    run = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
+         f"file://{tmp_path / 't.html'}"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    painted = re.search(r"<title>painted (\d+)</title>", run.stdout)
+    assert painted and int(painted.group(1)) > 1000, run.stderr[-2000:]
+
+
+KERNEL = """
+import numpy as np, nki, nki.isa as nisa, nki.language as nl
+
+@nki.jit
+def twice(x):
+    out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    t = nl.ndarray(x.shape, x.dtype)
+    nisa.dma_copy(t, x)
+    nisa.tensor_scalar(t, t, nl.multiply, 2.0)
+    nisa.dma_copy(out, t)
+    return out
+
+def example_inputs():
+    return (np.arange(6, dtype=np.float32).reshape(2, 3),)
+"""
+
+
+def test_command_line(tmp_path, python):
+    (tmp_path / "k.py").write_text(KERNEL)
+    ran = python("-m", "torchneuron", "nki", "run", "k.py")
+    assert ran.returncode == 0 and "[ 6.  8. 10.]" in ran.stdout, ran.stderr
+    told = python("-m", "torchneuron", "nki", "profile", "k.py", "-i", "128x512:bfloat16", "--html", "t.html",
+                  "--perfetto", "t.json")  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert all(t in told.stdout for t in targets.NAMES) and "attainable TFLOP/s" in told.stdout
+    assert (tmp_path / "t.html").exists() and json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    wrong = python("-m", "torchneuron", "nki", "run", "k.py", "--kernel", "thrice")
+    assert wrong.returncode != 0 and "twice" in wrong.stderr
+
+
+@pytest.mark.parametrize("document", ["isa", "fidelity"])
+def test_generated_documents_are_current(root, python, document):
+    run = python("-m", "torchneuron", "nki", document)
+    assert (root / f"docs/{document}.md").read_text() == run.stdout, "run `make docs`"

@@ -1,0 +1,25 @@
+"""NKI, the Neuron Kernel Interface (API 0.6), on the software NeuronCore. Also importable as `nki`."""
+
+from . import collectives, dtypes, isa, isa_constants, language, typing
+from .errors import (
+    NkiCapacityError,
+    NkiDeadlockError,
+    NkiError,
+    NkiOutOfBoundsError,
+    NkiUninitialisedReadError,
+    NkiValidationError,
+)
+from .jit import Kernel, jit, simulate, simulate_ranks
+from .profile import Profile, profile
+from .tensor import NkiTensor
+
+isa.constants = isa_constants
+isa.NkiValidationError = NkiValidationError
+dtype = dtypes
+cpu_simulate = simulate  # name before API 0.5
+
+__all__ = [
+    "Kernel", "NkiCapacityError", "NkiDeadlockError", "NkiError", "NkiOutOfBoundsError", "NkiTensor",
+    "NkiUninitialisedReadError", "NkiValidationError", "Profile", "collectives", "dtype", "isa", "jit", "language",
+    "profile", "simulate", "simulate_ranks", "typing",
+]  # fmt: skip

@@ -1,0 +1,131 @@
+"""`torchneuron nki run|profile kernel.py` and the generated documents: kernels from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ..perf import targets
+from . import dtypes
+from .jit import Kernel, simulate
+from .profile import Profile, profile
+from .report import summary
+
+
+def main(arguments: list[str]) -> int:
+    """The command: parses `arguments`, runs, returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="torchneuron nki", description="run NKI kernels on the software NeuronCore and predict their time"
+    )
+    commands = parser.add_subparsers(required=True)
+    for name, text, handler in (
+        ("run", "run a kernel step by step, with all checks, on random inputs", _run),
+        ("profile", "predict a kernel's time on trn1, trn2 and trn3", _profile),
+    ):
+        c = commands.add_parser(name, help=text, description=text)
+        c.add_argument("file", type=Path, help="Python file with the kernel")
+        c.add_argument("--kernel", help="name of the kernel (default: the file's only @nki.jit function)")
+        c.add_argument(
+            "--input", "-i", action="append", default=[], metavar="SHAPE:DTYPE",
+            help="an array argument, e.g. 128x512:bfloat16, or a number (default: the file's example_inputs())",
+        )  # fmt: skip
+        c.add_argument("--lnc", type=int, default=1, choices=(1, 2), help="cores")
+        c.set_defaults(handler=handler)
+        if name == "profile":
+            c.add_argument("--target", action="append", choices=targets.NAMES, help="default: all")
+            c.add_argument("--html", type=Path, help="write the timeline as a page (of the last target)")
+            c.add_argument("--perfetto", type=Path, help="write the timeline as a Perfetto trace (of the last target)")
+        else:
+            c.add_argument("--target", default="trn3", choices=targets.NAMES)
+    for name, text, handler in (
+        ("isa", "print the instruction table as Markdown", _isa),
+        ("fidelity", "print predictions beside published measurements as Markdown", _fidelity),
+    ):
+        commands.add_parser(name, help=text, description=text).set_defaults(handler=handler)
+    args = parser.parse_args(arguments)
+    return args.handler(args)
+
+
+def _isa(args: argparse.Namespace) -> int:
+    from .isa_table import markdown
+
+    print(markdown(), end="")
+    return 0
+
+
+def _fidelity(args: argparse.Namespace) -> int:
+    from ..perf.fidelity import markdown
+
+    print(markdown(), end="")
+    return 0
+
+
+def load_kernel(path: Path, name: str | None) -> tuple[Kernel, object]:
+    """The kernel of a Python file, and the module. SystemExit with the reason if there is none or more than one."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or not path.exists():
+        sys.exit(f"no Python file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    kernels = {k: v for k, v in vars(module).items() if isinstance(v, Kernel)}
+    if name is None and len(kernels) == 1:
+        return next(iter(kernels.values())), module
+    if name not in kernels:
+        sys.exit(f"{path} has the kernels {', '.join(kernels) or '(none)'}; choose one with --kernel")
+    return kernels[name], module
+
+
+def parse_input(text: str, rng: np.random.Generator) -> object:
+    """`128x512:bfloat16` as a random array, `3` or `0.5` as a number."""
+    if ":" not in text and "x" not in text:
+        return float(text) if "." in text else int(text)
+    shape, _, dtype = text.partition(":")
+    sizes = tuple(int(n) for n in shape.split("x"))
+    t = dtypes.dtype(dtype or "float32")
+    values = rng.integers(0, 8, sizes) if dtypes.is_integer(t) else rng.standard_normal(sizes)
+    return values.astype(dtypes.numpy_dtype(t))
+
+
+def _inputs(args: argparse.Namespace, module: object) -> tuple:
+    if args.input:
+        rng = np.random.default_rng(0)
+        return tuple(parse_input(i, rng) for i in args.input)
+    example = getattr(module, "example_inputs", None)
+    if example is None:
+        sys.exit("give the arguments with --input, or define example_inputs() in the file")
+    return tuple(example())
+
+
+def _run(args: argparse.Namespace) -> int:
+    kernel, module = load_kernel(args.file, args.kernel)
+    result = simulate(kernel[args.lnc]).run_steps(_inputs(args, module), {}, targets.get(args.target))
+    for i, r in enumerate(result if isinstance(result, (list, tuple)) else [result]):
+        print(f"output {i}: shape {tuple(r.shape)}, dtype {r.dtype}\n{r}")
+    return 0
+
+
+def _profile(args: argparse.Namespace) -> int:
+    kernel, module = load_kernel(args.file, args.kernel)
+    inputs = _inputs(args, module)
+    profiles = [profile(kernel[args.lnc], target=t)(*inputs) for t in args.target or targets.NAMES]
+    print(table(profiles))
+    for p in profiles:
+        print(f"{p.target}: {summary(p, p.roofline())}")
+    for path, save in ((args.html, Profile.save_html), (args.perfetto, Profile.save_perfetto)):
+        if path is not None:
+            save(profiles[-1], path)
+            print(f"wrote {path} ({profiles[-1].target})")
+    return 0
+
+
+def table(profiles: list[Profile]) -> str:
+    """Latency and utilisation per engine, one line per target."""
+    engines = [e for e in profiles[0].engines if any(p.engines[e] > 0 for p in profiles)]
+    lines = [f"{'target':8}{'latency µs':>12}" + "".join(f"{e:>9}" for e in engines)]
+    lines += [f"{p.target:8}{p.latency_us:12.2f}" + "".join(f"{p.engines[e]:9.1%}" for e in engines) for p in profiles]
+    return "\n".join(lines)

@@ -1,0 +1,57 @@
+"""Errors of kernels. Every one names the instruction, what is wrong and the kernel's line."""
+
+from __future__ import annotations
+
+import re
+
+from .. import _core
+
+
+class NkiError(Exception):
+    """Base of all errors of this package."""
+
+
+class NkiValidationError(NkiError):
+    """A limit of the hardware is violated. instruction, operand, limit and location (file:line) say which and where."""
+
+    instruction = operand = limit = location = ""
+
+
+class NkiOutOfBoundsError(NkiError, IndexError):
+    """An access lies outside its tensor."""
+
+
+class NkiUninitialisedReadError(NkiError):
+    """A read of memory that nothing has written; the message has the reading line and the line that wrote last."""
+
+
+class NkiCapacityError(NkiError):
+    """More SBUF or PSUM is live at once than the core has."""
+
+
+class NkiDeadlockError(NkiError):
+    """Cores wait for each other for ever."""
+
+
+class DataDependentError(TypeError):
+    """A traced kernel asked for a value that exists only when it runs; such kernels run step by step."""
+
+
+_TRANSLATION = {
+    _core.ValidationError: NkiValidationError,
+    _core.OutOfBounds: NkiOutOfBoundsError,
+    _core.UninitialisedRead: NkiUninitialisedReadError,
+    _core.CapacityError: NkiCapacityError,
+    _core.Deadlock: NkiDeadlockError,
+}
+
+
+def translate(error: _core.Error, locate: callable, source: int | None = None) -> NkiError:
+    """The public error for one of the core: `@n` in its text becomes file:line, source is the failing instruction's."""
+    text = re.sub(r"@(\d+)", lambda m: "at " + locate(int(m.group(1))), str(error))
+    where = locate(source) if source else ""
+    result = _TRANSLATION.get(type(error), NkiError)(f"{text} ({where})" if where else text)
+    if isinstance(result, NkiValidationError):
+        result.instruction, result.operand, result.limit = error.instruction, error.operand, error.limit
+        result.location = where
+    return result

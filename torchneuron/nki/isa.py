@@ -1,0 +1,819 @@
+"""nki.isa: one function per instruction. `dst` is written; tensors are NkiTensors, "scalar" operands are numbers or
+[P, 1] tiles. Limits and dtypes of operands are those of the instruction table (docs/isa.md); violations raise
+NkiValidationError with the kernel's line. Every function returns a handle whose ordering hints have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchneuron import env
+
+from .. import _core
+from . import dtypes, ops
+from .errors import NkiValidationError
+from .isa_constants import (
+    dge_mode,
+    dma_engine,
+    engine,
+    matmul_perf_mode,
+    nc_version,
+    oob_mode,
+    reduce_cmd,
+)
+from .session import Instruction, current, psum
+from .tensor import NkiTensor, Register
+
+FP32_MIN = float(np.finfo(np.float32).min)
+
+tensor_engine, vector_engine, scalar_engine = engine.tensor, engine.vector, engine.scalar
+gpsimd_engine, sync_engine, unknown_engine = engine.gpsimd, engine.sync, engine.unknown
+
+_OVERWRITE, _ADD, _AUTOMATIC = 0, 1, 2  # Accumulate
+
+
+def _tile(x: NkiTensor, name: str) -> tuple:
+    if not isinstance(x, NkiTensor):
+        raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")
+    return x.access()
+
+
+def _scalar(x: object) -> tuple | float | None:
+    """A number or a tile of one element per partition."""
+    if x is None:
+        return None
+    if isinstance(x, NkiTensor):
+        return x.access()
+    if isinstance(x, Register):
+        return float(int(x))
+    return float(x)
+
+
+def _code(member: object) -> int:
+    """Number of an enumeration's member; kernels also pass the number, or None for the default."""
+    return getattr(member, "value", member) or 0
+
+
+def _written(*tensors: NkiTensor | None) -> None:
+    for t in tensors:
+        if t is not None:
+            t.storage.written = True
+
+
+def _pattern(pattern: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(int(v) for pair in pattern for v in pair)
+
+
+# ---- hardware ------------------------------------------------------------------------------------------------------
+def get_nc_version() -> nc_version:
+    """The NeuronCore generation that kernels are built for."""
+    return nc_version(current().target.generation)
+
+
+def get_nc_sub_version() -> int:
+    """Revision within a generation; there is one."""
+    return 0
+
+
+# ---- movement ------------------------------------------------------------------------------------------------------
+def dma_copy(
+    dst: NkiTensor,
+    src: NkiTensor,
+    priority: int | None = None,
+    oob_mode: oob_mode = oob_mode.error,
+    dge_mode: dge_mode = dge_mode.unknown,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+    **legacy: object,
+) -> Instruction:
+    """dst = src in element order, between HBM and SBUF; differing types go through fp32.
+
+    Rows that an indirect side places outside its tensor raise (oob_mode.error) or stay untouched (skip).
+    """
+    _written(dst)
+    return current().emit(
+        "dma_copy",
+        0,
+        (_tile(dst, "dst"), _tile(src, "src")),
+        {"oob_mode": _code(oob_mode), "dge_mode": _code(dge_mode)},
+    )
+
+
+def dma_compute(
+    dst: NkiTensor,
+    srcs: Sequence[NkiTensor],
+    reduce_op: object,
+    scales: Sequence[float] | None = None,
+    unique_indices: bool = True,
+    oob_mode: oob_mode = oob_mode.error,
+    name: str | None = None,
+) -> Instruction:
+    """dst = sum of up to 16 srcs in fp32, of dst's element count. An indirect dst adds rows up in order."""
+    if ops.alu(reduce_op) != _core.ALU_OPS["add"]:
+        raise NkiValidationError("dma_compute reduce_op must be add")
+    if scales is not None and any(s != 1.0 for s in scales):
+        raise NkiValidationError("dma_compute scales must be 1.0")
+    if not 1 <= len(srcs) <= 16:
+        raise NkiValidationError(f"dma_compute takes 1 to 16 sources, not {len(srcs)}")
+    _written(dst)
+    attrs = {"oob_mode": _code(oob_mode)}
+    session = current()
+    if len(srcs) <= 2:
+        return session.emit("dma_compute", 0, (dst.access(), *(s.access() for s in srcs)), attrs)
+    from .language import ndarray
+    from .session import hbm
+
+    total = ndarray(dst.shape, dtypes.float32, hbm)  # the fp32 sum that the DMA engines carry along
+    session.emit("dma_compute", 0, (total.access(), srcs[0].access(), srcs[1].access()), attrs)
+    for s in srcs[2:-1]:
+        session.emit("dma_compute", 0, (total.access(), total.access(), s.access()), attrs)
+    return session.emit("dma_compute", 0, (dst.access(), total.access(), srcs[-1].access()), attrs)
+
+
+_TRANSPOSITIONS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+
+
+def dma_transpose(
+    dst: NkiTensor,
+    src: NkiTensor,
+    axes: Sequence[int] | None = None,
+    priority: int | None = None,
+    dge_mode: dge_mode = dge_mode.unknown,
+    oob_mode: oob_mode = oob_mode.error,
+    name: str | None = None,
+) -> Instruction:
+    """dst = src with axes (1, 0), (2, 1, 0) or (3, 1, 2, 0), by rank; dst in SBUF, same dtype. src's rows may be
+    gathered by a vector offset first."""
+    order = tuple(axes) if axes is not None else _TRANSPOSITIONS.get(src.ndim)
+    if order != _TRANSPOSITIONS.get(src.ndim):
+        raise NkiValidationError(f"dma_transpose axes {order} of a tensor of {src.ndim} dimensions are not supported")
+    expected = tuple(src.shape[a] for a in order)
+    if dst.shape != expected and dst.size != src.size:
+        raise NkiValidationError(f"dma_transpose dst shape {dst.shape} is not {expected}")
+    _written(dst)
+    return current().emit("dma_transpose", 0, (dst.access(), src.access()), {"oob_mode": _code(oob_mode)}, order)
+
+
+def tensor_copy(
+    dst: NkiTensor, src: NkiTensor, engine: engine = engine.unknown, name: str | None = None, dtype: object = None
+) -> Instruction:
+    """dst = src: bit-exact for one dtype, else through fp32. dtype: accepted as older kernels pass it, unused."""
+    _written(dst)
+    return current().emit("tensor_copy", _code(engine), (_tile(dst, "dst"), _tile(src, "src")))
+
+
+def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
+    """dst = value. An integer dst takes an integer value; packed types take 0 only."""
+    if isinstance(value, (float, np.floating)) and dtypes.is_integer(dst.dtype) and float(value) != int(value):
+        raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
+    if dst.dtype.endswith("_x4") and value != 0:
+        raise NkiValidationError(f"memset of {dst.dtype} takes 0 only")
+    _written(dst)
+    return current().emit("memset", _code(engine), (_tile(dst, "dst"),), {"value": float(value)})
+
+
+def tensor_copy_predicated(
+    dst: NkiTensor, src: NkiTensor | float, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None
+) -> Instruction:
+    """dst = src where predicate is not zero (reverse_pred: is zero); dst keeps its value elsewhere."""
+    _written(dst)
+    return current().emit(
+        "tensor_copy_predicated", 0, (dst.access(), _scalar(src), _tile(predicate, "predicate")),
+        {"reverse0": reverse_pred},
+    )  # fmt: skip
+
+
+def assign(dst: NkiTensor, value: NkiTensor | float) -> None:
+    """`dst[...] = value`."""
+    if not isinstance(value, NkiTensor):
+        memset(dst, value)
+    elif dst.on_chip and value.on_chip:
+        tensor_copy(dst, value)
+    else:
+        dma_copy(dst, value)
+
+
+# ---- TensorE -------------------------------------------------------------------------------------------------------
+def nc_matmul(
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    tile_position: Sequence[int] = (),
+    tile_size: Sequence[int] = (),
+    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
+    name: str | None = None,
+) -> Instruction:
+    """dst[M, N] (+)= stationary[K, M].T @ moving[K, N] in fp32, dst in PSUM.
+
+    accumulate: False overwrites, True adds, None overwrites what was not written since dst's allocation and adds to the
+    rest. perf_mode double_row: fp8 operands [K, 2, M] and [K, 2, N], summed over both. is_transpose: dst =
+    stationary.T bit by bit (moving is the identity).
+    """
+    _check_tiling("nc_matmul", tile_position, tile_size)
+    _written(dst)
+    return current().emit(
+        "nc_matmul", 0, (_tile(dst, "dst"), _tile(stationary, "stationary"), _tile(moving, "moving")),
+        {
+            "transpose": is_transpose,
+            "accumulate": _AUTOMATIC if accumulate is None else (_ADD if accumulate else _OVERWRITE),
+            "perf_mode": _code(perf_mode),
+        },
+    )  # fmt: skip
+
+
+def _check_tiling(instruction: str, position: Sequence[int] | None, size: Sequence[int] | None) -> None:
+    """Tiles of the array: sizes 32, 64, 128 at multiples of themselves."""
+    for p, s in zip(position or (), size or ()):
+        if s not in (32, 64, 128):
+            raise NkiValidationError(f"{instruction} tile_size {s} must be 32, 64 or 128")
+        if p % s:
+            raise NkiValidationError(f"{instruction} tile_position {p} must be a multiple of the tile size {s}")
+
+
+def nc_matmul_mx(
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    stationary_scale: NkiTensor,
+    moving_scale: NkiTensor,
+    tile_position: Sequence[int] | None = None,
+    tile_size: Sequence[int] | None = None,
+    accumulate: bool | None = None,
+    name: str | None = None,
+) -> Instruction:
+    """nc_matmul of packed MX types (x4): values times 2^(scale - 127), contracted over P * 4."""
+    _check_tiling("nc_matmul_mx", tile_position, tile_size)
+    _written(dst)
+    return current().emit(
+        "nc_matmul_mx", 0,
+        tuple(t.access() for t in (dst, stationary, moving, stationary_scale, moving_scale)),
+        {"accumulate": _AUTOMATIC if accumulate is None else (_ADD if accumulate else _OVERWRITE)},
+    )  # fmt: skip
+
+
+def nc_transpose(
+    dst: NkiTensor, data: NkiTensor, engine: engine = engine.unknown, name: str | None = None
+) -> Instruction:
+    """dst[F, P] = data[P, F].T, same dtype. TensorE writes PSUM, up to 128 x 128; VectorE up to 32 x 32."""
+    e = _code(engine) or (
+        _core.ENGINES["tensor"] if dst.buffer is psum and data.buffer is not psum else _core.ENGINES["vector"]
+    )
+    _written(dst)
+    return current().emit("nc_transpose", e, (_tile(dst, "dst"), _tile(data, "data")))
+
+
+# ---- elementwise ---------------------------------------------------------------------------------------------------
+def tensor_tensor(
+    dst: NkiTensor,
+    data1: NkiTensor,
+    data2: NkiTensor,
+    op: object,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> Instruction:
+    """dst = data1 op data2 in fp32. 32-bit integers (all operands, none in PSUM) go to GpSimdE, which is exact."""
+    code, e = ops.alu(op), _code(engine)
+    if e == 0:
+        tensors = (dst, data1, data2)
+        exact = all(t.dtype in (dtypes.int32, dtypes.uint32) for t in tensors) and not ops.is_bitwise(code)
+        if (exact or code == _core.ALU_OPS["power"]) and all(t.buffer is not psum for t in tensors):
+            e = _core.ENGINES["gpsimd"]
+    _written(dst)
+    return current().emit(
+        "tensor_tensor", e, (_tile(dst, "dst"), _tile(data1, "data1"), _tile(data2, "data2")), {"op0": code}
+    )
+
+
+def tensor_scalar(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: object,
+    operand0: NkiTensor | float,
+    reverse0: bool = False,
+    op1: object = None,
+    operand1: NkiTensor | float | None = None,
+    reverse1: bool = False,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> Instruction:
+    """dst = (data op0 operand0) op1 operand1; operands are scalars. reverse0/1 swap the sides of op0/1."""
+    _written(dst)
+    return current().emit(
+        "tensor_scalar", _code(engine),
+        (_tile(dst, "dst"), _tile(data, "data"), _scalar(0.0 if operand0 is None else operand0), _scalar(operand1)),
+        {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
+    )  # fmt: skip
+
+
+def scalar_tensor_tensor(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: object,
+    operand0: NkiTensor | float,
+    op1: object,
+    operand1: NkiTensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+    **legacy: object,
+) -> Instruction:
+    """dst = (data op0 operand0) op1 operand1 with a scalar operand0 and a tile operand1."""
+    _written(dst)
+    return current().emit(
+        "scalar_tensor_tensor", 0,
+        (_tile(dst, "dst"), _tile(data, "data"), _scalar(operand0), _tile(operand1, "operand1")),
+        {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
+    )  # fmt: skip
+
+
+def activation(
+    dst: NkiTensor,
+    op: object,
+    data: NkiTensor,
+    bias: NkiTensor | float | None = None,
+    scale: NkiTensor | float = 1.0,
+    reduce_op: object = None,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    name: str | None = None,
+) -> Instruction:
+    """dst = op(data * scale + bias). reduce_cmd adds the results of a partition to ScalarE's register, which reduce_res
+    [P, 1] gets."""
+    _written(dst, reduce_res)
+    return current().emit(
+        "activation", 0,
+        (_tile(dst, "dst"), _tile(data, "data"), _scalar(bias), _scalar(scale), _scalar(reduce_res)),
+        {
+            "function": ops.function(op),
+            "reduce_op": ops.alu(reduce_op) if reduce_op is not None else _core.ALU_OPS["add"],
+            "reduce_cmd": _code(reduce_cmd),
+        },
+    )  # fmt: skip
+
+
+def activation_reduce(
+    dst: NkiTensor,
+    op: object,
+    data: NkiTensor,
+    reduce_op: object,
+    reduce_res: NkiTensor,
+    bias: NkiTensor | float | None = None,
+    scale: NkiTensor | float = 1.0,
+    name: str | None = None,
+) -> Instruction:
+    """activation that resets the register, adds its results and stores the sum in reduce_res [P, 1]."""
+    return activation(dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
+
+
+_ACTIVATE2 = {("multiply", "add"), ("multiply", "subtract"), ("multiply", "bypass"), ("add", "bypass"),
+              ("subtract", "bypass"), ("bypass", "bypass")}  # fmt: skip
+
+
+def activate2(
+    dst: NkiTensor,
+    op: object,
+    data: NkiTensor,
+    imm0: NkiTensor | float,
+    imm1: NkiTensor | float,
+    op0: object,
+    op1: object,
+    relu_param: NkiTensor | float = 0.0,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    reduce_op: object = None,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    name: str | None = None,
+) -> Instruction:
+    """dst = op((data op0 imm0) op1 imm1) (trn3); relu_param is prelu's slope."""
+    names = {code: text for text, code in _core.ALU_OPS.items()}
+    pair = (names[ops.alu(op0)], names[ops.alu(op1)])
+    if pair not in _ACTIVATE2:
+        raise NkiValidationError(f"activate2 operators {pair} are not supported")
+    _written(dst, reduce_res)
+    return current().emit(
+        "activate2", 0,
+        (dst.access(), data.access(), _scalar(imm0) or 0.0, _scalar(imm1) or 0.0, _scalar(relu_param),
+         _scalar(reduce_res)),
+        {
+            "function": ops.function(op), "op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0,
+            "reverse1": reverse1, "reduce_cmd": _code(reduce_cmd),
+            "reduce_op": ops.alu(reduce_op) if reduce_op is not None else _core.ALU_OPS["add"],
+        },
+    )  # fmt: skip
+
+
+def exponential(
+    dst: NkiTensor,
+    src: NkiTensor,
+    max_value: NkiTensor | float = 0.0,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_init: NkiTensor | float = 0.0,
+    name: str | None = None,
+) -> Instruction:
+    """dst = exp(src - max_value) on VectorE (trn3), with a running sum as in activation."""
+    _written(dst, reduce_res)
+    return current().emit(
+        "exponential", 0,
+        (dst.access(), src.access(), _scalar(max_value), _scalar(reduce_res), _scalar(reduce_init)),
+        {"reduce_cmd": _code(reduce_cmd)},
+    )  # fmt: skip
+
+
+def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Instruction:
+    """dst = 1 / data."""
+    _written(dst)
+    return current().emit("reciprocal", 0, (_tile(dst, "dst"), _tile(data, "data")))
+
+
+def dropout(dst: NkiTensor, data: NkiTensor, prob: NkiTensor | float, name: str | None = None) -> Instruction:
+    """dst = 0 with probability prob, else data (not rescaled)."""
+    _written(dst)
+    return current().emit("dropout", 0, (dst.access(), data.access(), _scalar(prob)))
+
+
+# ---- reductions and scans ------------------------------------------------------------------------------------------
+def tensor_reduce(
+    dst: NkiTensor,
+    op: object,
+    data: NkiTensor,
+    axis: int | Sequence[int],
+    negate: bool = False,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> Instruction:
+    """dst = op over trailing free axes of data (the last axis must be among them, the partition axis not)."""
+    axes = sorted(data._dim(a) for a in ((axis,) if isinstance(axis, int) else axis))
+    if axes[0] == 0 or axes != list(range(axes[0], data.ndim)):
+        raise NkiValidationError(f"tensor_reduce axis {axis} must be trailing free axes of {data.shape}")
+    run = 1
+    for a in axes:
+        run *= data.shape[a]
+    _written(dst)
+    return current().emit(
+        "tensor_reduce", 0, (_tile(dst, "dst"), _tile(data, "data")),
+        {"op0": ops.alu(op), "negate": negate, "count": run},
+    )  # fmt: skip
+
+
+def tensor_partition_reduce(dst: NkiTensor, op: object, data: NkiTensor, name: str | None = None) -> Instruction:
+    """dst[1, F] = op over the partitions of data[P, F]; op add, average, max, bitwise_or, bitwise_and."""
+    if dst.shape[0] != 1 or dst.free_size != data.free_size:
+        raise NkiValidationError(f"tensor_partition_reduce dst shape {dst.shape} is not (1, {data.free_size})")
+    _written(dst)
+    return current().emit("tensor_partition_reduce", 0, (dst.access(), data.access()), {"op0": ops.alu(op)})
+
+
+def tensor_scalar_reduce(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: object,
+    operand0: NkiTensor | float,
+    reduce_op: object,
+    reduce_res: NkiTensor | None = None,
+    reverse0: bool = False,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_init: NkiTensor | float | None = None,
+    reduce_res_negate: bool = False,
+    name: str | None = None,
+) -> Instruction:
+    """dst = data op0 operand0; register = reduce_op over the results of a partition; reduce_res [P, 1] = register."""
+    _written(dst, reduce_res)
+    return current().emit(
+        "tensor_scalar_reduce", 0,
+        (dst.access(), data.access(), _scalar(operand0), _scalar(reduce_res), _scalar(reduce_init)),
+        {
+            "op0": ops.alu(op0), "reduce_op": ops.alu(reduce_op), "reverse0": reverse0,
+            "reduce_cmd": _code(reduce_cmd), "negate": reduce_res_negate,
+        },
+    )  # fmt: skip
+
+
+def tensor_scalar_cumulative(
+    dst: NkiTensor,
+    src: NkiTensor,
+    op0: object,
+    op1: object,
+    imm0: NkiTensor | float,
+    imm1: NkiTensor | float | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    name: str | None = None,
+) -> Instruction:
+    """register = op1(op0(src[i], imm0), register); dst[i] = register. load_reduce starts with imm1."""
+    _written(dst)
+    return current().emit(
+        "tensor_scalar_cumulative", 0, (dst.access(), src.access(), _scalar(imm0), _scalar(imm1)),
+        {"op0": ops.alu(op0), "op1": ops.alu(op1), "reduce_cmd": _code(reduce_cmd)},
+    )  # fmt: skip
+
+
+def tensor_tensor_scan(
+    dst: NkiTensor,
+    data0: NkiTensor,
+    data1: NkiTensor,
+    initial: NkiTensor | float,
+    op0: object,
+    op1: object,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+) -> Instruction:
+    """dst[i] = op1(op0(data0[i], dst[i-1]), data1[i]) along each partition, dst[-1] = initial; state in fp32."""
+    _written(dst)
+    return current().emit(
+        "tensor_tensor_scan", 0, (dst.access(), data0.access(), data1.access(), _scalar(initial)),
+        {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
+    )  # fmt: skip
+
+
+def select_reduce(
+    dst: NkiTensor,
+    predicate: NkiTensor,
+    on_true: NkiTensor,
+    on_false: NkiTensor | float,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_op: object = "maximum",
+    reverse_pred: bool = False,
+    name: str | None = None,
+) -> Instruction:
+    """dst = on_true where predicate is not zero (reverse_pred: is zero), else on_false; with a running maximum."""
+    _written(dst, reduce_res)
+    return current().emit(
+        "select_reduce", 0,
+        (dst.access(), predicate.access(), on_true.access(), _scalar(on_false), _scalar(reduce_res)),
+        {"reduce_cmd": _code(reduce_cmd), "reduce_op": ops.alu(reduce_op), "reverse0": reverse_pred},
+    )  # fmt: skip
+
+
+def range_select(
+    dst: NkiTensor,
+    on_true_tile: NkiTensor,
+    comp_op0: object,
+    comp_op1: object,
+    bound0: NkiTensor,
+    bound1: NkiTensor,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_res: NkiTensor | None = None,
+    reduce_op: object = "maximum",
+    range_start: int = 0,
+    on_false_value: float = FP32_MIN,
+    name: str | None = None,
+) -> Instruction:
+    """dst = on_true_tile where comp_op0(i, bound0) and comp_op1(i, bound1), i = range_start + free index; else
+    on_false_value; with a running maximum."""
+    _written(dst, reduce_res)
+    return current().emit(
+        "range_select", 0,
+        (dst.access(), on_true_tile.access(), _scalar(bound0), _scalar(bound1), _scalar(reduce_res)),
+        {
+            "op0": ops.alu(comp_op0), "op1": ops.alu(comp_op1), "reduce_cmd": _code(reduce_cmd),
+            "reduce_op": ops.alu(reduce_op), "offset": range_start, "value": float(on_false_value),
+        },
+    )  # fmt: skip
+
+
+def affine_select(
+    dst: NkiTensor,
+    pattern: Sequence[Sequence[int]],
+    channel_multiplier: int,
+    on_true_tile: NkiTensor,
+    on_false_value: float,
+    cmp_op: object = "equal",
+    offset: int = 0,
+    name: str | None = None,
+) -> Instruction:
+    """v = offset + p * channel_multiplier + sum of index * step over pattern [[step, count], ...]; dst = on_true_tile
+    where cmp_op(v, 0), else on_false_value."""
+    _written(dst)
+    return current().emit(
+        "affine_select", 0, (dst.access(), on_true_tile.access()),
+        {"op0": ops.alu(cmp_op), "offset": offset, "channel_multiplier": channel_multiplier,
+         "value": float(on_false_value)},
+        _pattern(pattern),
+    )  # fmt: skip
+
+
+def iota(
+    dst: NkiTensor,
+    pattern: Sequence[Sequence[int]],
+    offset: int = 0,
+    channel_multiplier: int = 0,
+    name: str | None = None,
+) -> Instruction:
+    """dst = offset + p * channel_multiplier + sum of index * step over pattern [[step, count], ...], in int32."""
+    _written(dst)
+    return current().emit(
+        "iota", 0, (dst.access(),), {"offset": int(offset), "channel_multiplier": int(channel_multiplier)},
+        _pattern(pattern),
+    )  # fmt: skip
+
+
+def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Instruction:
+    """dst[P, 6] = (count, mean, count * variance) of the even and of the odd elements of data[P, F <= 512]."""
+    _written(dst)
+    return current().emit("bn_stats", 0, (dst.access(), data.access()))
+
+
+def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Instruction:
+    """dst[P, 2] = mean and variance of merged (count, mean, count * variance) triples."""
+    _written(dst)
+    return current().emit("bn_aggr", 0, (dst.access(), data.access()))
+
+
+# ---- search and gather ---------------------------------------------------------------------------------------------
+def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> Instruction:
+    """dst[P, 8] = the 8 largest of each partition, descending."""
+    _written(dst)
+    return current().emit("max8", 0, (dst.access(), src.access()))
+
+
+def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None) -> Instruction:
+    """dst[P, 8] = first index of each of vals[P, 8] in data; equal values take later indices; all ones: missing."""
+    _written(dst)
+    return current().emit("nc_find_index8", 0, (dst.access(), data.access(), vals.access()))
+
+
+def nc_match_replace8(
+    dst: NkiTensor,
+    data: NkiTensor,
+    vals: NkiTensor,
+    imm: float,
+    dst_idx: NkiTensor | None = None,
+    name: str | None = None,
+) -> Instruction:
+    """dst = data with the first match of each of vals[P, 8] replaced by imm; dst_idx [P, 8]: where."""
+    _written(dst, dst_idx)
+    return current().emit(
+        "nc_match_replace8", 0, (dst.access(), data.access(), vals.access(), _scalar(dst_idx)), {"value": float(imm)}
+    )
+
+
+def nc_stream_shuffle(
+    dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int], name: str | None = None
+) -> Instruction:
+    """In every group of 32 partitions dst[i] = src[shuffle_mask[i]]; 255 keeps dst[i]."""
+    if len(shuffle_mask) != 32:
+        raise NkiValidationError(f"nc_stream_shuffle shuffle_mask has {len(shuffle_mask)} entries, not 32")
+    _written(dst)
+    return current().emit("nc_stream_shuffle", 0, (dst.access(), src.access()), {}, tuple(int(i) for i in shuffle_mask))
+
+
+def local_gather(
+    dst: NkiTensor,
+    src_buffer: NkiTensor,
+    index: NkiTensor,
+    num_elem_per_idx: int = 1,
+    num_valid_indices: int | None = None,
+    name: str | None = None,
+) -> Instruction:
+    """Each group of 16 partitions gathers runs of num_elem_per_idx elements at index * num_elem_per_idx; its indices
+    are index's 16 rows read column by column."""
+    _written(dst)
+    return current().emit(
+        "local_gather", 0, (dst.access(), src_buffer.access(), index.access()),
+        {"count": num_elem_per_idx, "group": num_valid_indices or 0},
+    )  # fmt: skip
+
+
+def nc_n_gather(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None) -> Instruction:
+    """dst[p, i] = data[p, indices[p, i]]."""
+    _written(dst)
+    return current().emit("nc_n_gather", 0, (dst.access(), data.access(), indices.access()))
+
+
+def nonzero_with_count(
+    dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1, name: str | None = None
+) -> Instruction:
+    """Of partitions 0, 16, 32, ...: dst = indices of non-zero elements + index_offset, padding_val after them, and
+    their count in the last element; dst [P, F + 1] int32."""
+    _written(dst)
+    return current().emit(
+        "nonzero_with_count", 0, (dst.access(), src.access()), {"offset": index_offset, "value": float(padding_val)}
+    )
+
+
+def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None) -> Instruction:
+    """dst[1, 2, n]: start and end of the run of equal ids around each element of segment_ids[1, n]; id 0: n and -1."""
+    _written(dst)
+    return current().emit("sequence_bounds", 0, (dst.access(), segment_ids.access()))
+
+
+def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: str | None = None) -> Instruction:
+    """The largest values (ascending) and their positions of a stream of n elements, element i in partition i % 16."""
+    if not 8 <= n < 65536:
+        raise NkiValidationError(f"topk n {n} must be in 8 .. 65535")
+    _written(val_dst, idx_dst)
+    return current().emit("topk", 0, (val_dst.access(), idx_dst.access(), src.access()), {"count": n})
+
+
+def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None) -> Instruction:
+    """dst (x4 type) and dst_scale = MX quantisation of src [P, F]: 8 partitions by 4 elements share a power of two.
+
+    The scale leaves one binade of headroom (API 0.5 on); TORCH_NEURON_MX_SCALE=ocp follows the OCP rule, as API 0.3.
+    """
+
+    _written(dst, dst_scale)
+    headroom = env.MX_SCALE.get() != "ocp"
+    return current().emit("quantize_mx", 0, (dst.access(), src.access(), dst_scale.access()), {"count": headroom})
+
+
+# ---- random numbers ------------------------------------------------------------------------------------------------
+def rng(dst: NkiTensor, engine: engine = engine.vector, name: str | None = None) -> Instruction:
+    """dst = random bits (integers) or uniform [0, 1) (floats)."""
+    _written(dst)
+    return current().emit("rng", _code(engine), (dst.access(),))
+
+
+def rand2(dst: NkiTensor, min: NkiTensor | float, max: NkiTensor | float, name: str | None = None) -> Instruction:
+    """dst = uniform between min and max (trn3)."""
+    _written(dst)
+    return current().emit("rand2", 0, (dst.access(), _scalar(min), _scalar(max)))
+
+
+def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> Instruction:
+    """Seeds every generator from a [1, 1] integer tile."""
+    return current().emit("set_rng_seed", 0, (src_seeds.access(),))
+
+
+def rand_set_state(src_seeds: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
+    """State of each partition's generator of an engine = its row: 6 words on GpSimdE, 24 on VectorE."""
+    return current().emit("rand_set_state", _code(engine), (src_seeds.access(),))
+
+
+def rand_get_state(dst: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
+    """dst row = state of the partition's generator."""
+    _written(dst)
+    return current().emit("rand_get_state", _code(engine), (dst.access(),))
+
+
+# ---- cores ---------------------------------------------------------------------------------------------------------
+def sendrecv(
+    src: NkiTensor,
+    dst: NkiTensor,
+    send_to_rank: int,
+    recv_from_rank: int,
+    pipe_id: int,
+    dma_engine: dma_engine = dma_engine.dma,
+    name: str | None = None,
+) -> Instruction:
+    """dst = src of core recv_from_rank, which gets this core's src (send_to_rank), through one pipe."""
+    _written(dst)
+    return current().emit(
+        "sendrecv", 0, (src.access(), dst.access()),
+        {"offset": send_to_rank, "count": recv_from_rank, "group": pipe_id},
+    )  # fmt: skip
+
+
+def core_barrier(
+    data: NkiTensor, cores: Sequence[int], engine: engine = engine.gpsimd, name: str | None = None
+) -> Instruction:
+    """Goes on when all `cores` have arrived. In a launch of one core there is nobody to wait for."""
+    session = current()
+    if session.launch.lnc == 1:
+        return Instruction("core_barrier")
+    return session.emit("core_barrier", _code(engine), (data.access(),), {}, tuple(cores))
+
+
+# ---- registers -----------------------------------------------------------------------------------------------------
+def register_alloc(x: int | None = None) -> Register:
+    """A new register, with value x if given."""
+    r = Register(current().program.add_register())
+    if isinstance(x, NkiTensor):
+        register_load(r, x)
+    else:
+        register_move(r, 0 if x is None else x)
+    return r
+
+
+def _writable(dst: Register) -> int:
+    assert not dst.frozen, "the index of a dynamic loop cannot be written"
+    return dst.id
+
+
+def register_move(dst: Register, src: int | Register) -> Instruction:
+    """dst = src."""
+    attrs = {"reg": _writable(dst)}
+    if isinstance(src, Register):
+        attrs["start_reg"] = src.id
+    else:
+        attrs["start"] = int(src)
+    return current().emit("register_move", 0, (), attrs)
+
+
+def register_load(dst: Register, src: NkiTensor) -> Instruction:
+    """dst = the element of a one-element tensor."""
+    return current().emit("register_load", 0, (src.access(),), {"reg": _writable(dst)})
+
+
+def register_store(dst: NkiTensor, src: Register) -> Instruction:
+    """The element of a one-element tensor = src."""
+    _written(dst)
+    return current().emit("register_store", 0, (dst.access(),), {"start_reg": src.id})

@@ -1,0 +1,378 @@
+"""@nki.jit and nki.simulate: kernels as callables on arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from torchneuron import env
+
+from .. import _core
+from ..perf import targets
+from . import arrays, dtypes, errors
+from . import session as sessions
+from .session import Launch, Session, shared_hbm
+from .tensor import NkiTensor, allocate
+
+
+def _tensor_of(session: Session, given: arrays.Input) -> NkiTensor:
+    """A caller's array as an HBM tensor of a session."""
+    size = int(np.prod(given.shape, dtype=np.int64)) * given.dtype.itemsize
+    if size and given.memory is not None:
+        raw = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * size).from_address(given.pointer))
+    else:
+        raw = np.empty(0, np.uint8)
+    session.keep.append(given)
+    return allocate(given.shape, given.dtype, shared_hbm, f"input{len(session.keep) - 1}", array=raw)
+
+
+@dataclasses.dataclass
+class Traced:
+    """A kernel traced for one signature: a program per core and where its arguments and results are."""
+
+    programs: list[_core.Program]
+    inputs: list[list[int]]  # per core: storage of each array argument
+    written: list[int]  # arguments that the kernel writes
+    internal: list[list[tuple[int, int, object]]]  # per core: HBM storages (id, bytes, shared key or None)
+    constants: list[list[tuple[int, object]]]  # per core: storages with values of their own
+    result: object  # the kernel's result with Output or an argument's number in place of tensors
+    sessions: list[Session]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Argument:
+    """In a result: the caller's array number `index`."""
+
+    index: int
+
+
+def _map_result(value: object, f: Callable[[object], object]) -> object:
+    if isinstance(value, (NkiTensor, arrays.Output, _Argument)):
+        return f(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_result(v, f) for v in value)
+    if isinstance(value, dict):
+        return {k: _map_result(v, f) for k, v in value.items()}
+    return value
+
+
+def _result_of(inputs: list[int], t: NkiTensor) -> object:
+    """What stands for a returned tensor; inputs: storages of the arguments."""
+    return _Argument(inputs.index(t.storage.id)) if t.storage.id in inputs else arrays.Output(t)
+
+
+class Kernel:
+    """A kernel function on arrays; kernel[n] is the kernel on n cores.
+
+    Called on NumPy arrays or torch tensors it returns the same kind. It is traced once per signature (shapes, types and
+    other arguments) into a program; kernels whose Python depends on values run step by step. Arguments that the kernel
+    writes change in place. func: the Python function.
+    """
+
+    def __init__(self, func: Callable, lnc: int = 1, grid: bool = False, step: bool = False) -> None:
+        self.func, self.lnc, self.grid, self.step = func, lnc, grid, step
+        self.cache: dict[object, Traced | None] = {}
+        self.variants: dict[int, Kernel] = {}
+        functools.update_wrapper(self, func)
+
+    def __getitem__(self, grid: int | Sequence[int]) -> Kernel:
+        lnc = grid if isinstance(grid, int) else int(grid[-1]) if len(grid) else 1
+        if lnc not in (1, 2):
+            raise ValueError(f"a launch has 1 or 2 cores, not {grid}")
+        if lnc not in self.variants:
+            self.variants[lnc] = Kernel(self.func, lnc, True, self.step)
+        return self.variants[lnc]
+
+    def __get__(self, instance: object, owner: type | None = None) -> object:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        if sessions.active() is not None:  # a kernel inside a kernel is a function
+            return self.func(*args, **kwargs)
+        torch = arrays._torch()
+        if torch is not None:
+            if torch.compiler.is_dynamo_compiling():
+                from .torch_ops import wrap_nki
+
+                return wrap_nki(self)(*args, **kwargs)
+            if any(arrays.is_fake(x) for x in args) or any(arrays.is_fake(x) for x in kwargs.values()):
+                return self._infer(args, kwargs)
+        if self.step or env.NKI_SIMULATOR.get():
+            return self.run_steps(args, kwargs)
+        traced = self.trace(args, kwargs)
+        return self.run_steps(args, kwargs) if traced is None else self.launch(traced, args, kwargs)
+
+    def _infer(self, args: tuple, kwargs: dict) -> object:
+        """Results for fake tensors: shapes and types from tracing."""
+        traced = self.trace(args, kwargs)
+        if traced is None:
+            raise errors.DataDependentError(f"{self.__name__}: result shapes are not known without running the kernel")
+        tensors: list[object] = []
+        arrays.replace((args, kwargs), tensors.append)
+
+        def result(r: object) -> object:
+            return tensors[r.index] if isinstance(r, _Argument) else arrays.as_fake(r, tensors[0])
+
+        return _map_result(traced.result, result)
+
+    # ---- step by step
+    def run_steps(self, args: tuple, kwargs: dict, target: targets.Target | None = None) -> object:
+        """Runs every instruction when its line runs."""
+        return run_steps(self, [(args, kwargs)], target)[0]
+
+    # ---- traced
+    def trace(self, args: tuple, kwargs: dict, target: targets.Target | None = None) -> Traced | None:
+        """The program for these arguments, from the cache or made now; None: the kernel must run step by step."""
+        target = target or targets.default()
+        try:
+            key = (target.name, arrays.key(args), arrays.key(kwargs))
+        except arrays.Unhashable:
+            key = None
+        if key is not None and key in self.cache:
+            return self.cache[key]
+        try:
+            traced = self._trace(args, kwargs, target)
+        except errors.DataDependentError:
+            traced = None
+        if key is not None:
+            self.cache[key] = traced
+        return traced
+
+    def _trace(self, args: tuple, kwargs: dict, target: targets.Target) -> Traced:
+        launch = Launch(self.lnc)
+        traced = Traced([], [], [], [], [], None, [])
+        for core in range(self.lnc):
+            session = Session(False, target, launch, core, grid=self.grid)
+            launch.sessions.append(session)
+            tensors: list[NkiTensor] = []
+
+            def swap(x: object, session: Session = session, tensors: list = tensors) -> NkiTensor:
+                tensors.append(_tensor_of(session, _shape_only(x)))
+                return tensors[-1]
+
+            def body(session: Session = session, swap: Callable = swap) -> object:
+                return self.func(*arrays.replace(args, swap), **arrays.replace(kwargs, swap))
+
+            result = sessions.run(session, body)
+            try:
+                session.program.seal(target.sbuf_bytes, self.lnc > 1)
+            except _core.Error as e:
+                raise session.error(e, 0) from None
+            ids = [t.storage.id for t in tensors]
+            traced.inputs.append(ids)
+            internal, constants, count = [], [], 0
+            for s in session.storages:
+                if s.buffer.on_chip or s.id in ids:
+                    continue
+                if s.id in session.constants:
+                    constants.append((s.id, s.array))
+                    continue
+                shared = s.buffer is shared_hbm
+                internal.append((s.id, s.array.size, ("shared", s.name if s.named else count) if shared else None))
+                count += shared
+            traced.internal.append(internal)
+            traced.constants.append(constants)
+            traced.programs.append(session.program)
+            traced.sessions.append(session)
+            written = [i for i, t in enumerate(tensors) if t.storage.written]
+            traced.written = sorted({*traced.written, *written})
+            if core == 0:
+                traced.result = _map_result(result, functools.partial(_result_of, ids))
+            for s in session.storages:  # what was traced holds no data
+                if s.id not in session.constants:
+                    s.array = None
+        return traced
+
+    def launch(self, traced: Traced, args: tuple, kwargs: dict) -> object:
+        """Runs a traced kernel on arrays."""
+        given: list[arrays.Input] = []
+        arrays.replace((args, kwargs), lambda x: given.append(arrays.as_input(x)))
+        like = given[0].array if given else None
+        shared: dict[object, tuple[object, int]] = {}
+        cores, memories, keep = [], {}, []
+        for core, program in enumerate(traced.programs):
+            c = _core.Core(program, core, 0)
+            for storage, x in zip(traced.inputs[core], given):
+                c.bind(storage, x.pointer)
+            for storage, size, key in traced.internal[core]:
+                memory = shared.get(key) if key is not None else None
+                if memory is None:
+                    memory = arrays.new_memory(like, size)
+                    if key is not None:
+                        shared[key] = memory
+                keep.append(memory)
+                c.bind(storage, memory[1])
+                if core == 0:
+                    memories[storage] = memory[0]
+            for storage, array in traced.constants[core]:
+                c.bind(storage, array.ctypes.data)
+            cores.append(c)
+        try:
+            _core.run(cores)
+        except _core.Error as e:
+            raise traced.sessions[0].error(e, 0) from None
+        for i in traced.written:
+            given[i].restore()
+
+        def result(r: object) -> object:
+            return given[r.index].array if isinstance(r, _Argument) else arrays.as_result(r, memories[r.storage], like)
+
+        return _map_result(traced.result, result)
+
+
+def _shape_only(x: object) -> arrays.Input:
+    """An argument for tracing: shape and type, and memory that is never touched."""
+    return arrays.Input(None, tuple(int(n) for n in x.shape), dtypes.dtype(x.dtype), 0, None, False)
+
+
+def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targets.Target | None = None) -> list:
+    """Runs a kernel step by step on every rank's arguments, kernel.lnc cores each; returns the ranks' results.
+
+    Cores run one at a time and change where they wait for each other.
+    """
+    target = target or targets.default()
+    launch = Launch(kernel.lnc, len(ranks))
+    results: list[object] = [None] * len(ranks)
+    given: list[list[arrays.Input]] = [[] for _ in ranks]
+    prepared = []
+    for rank, (args, kwargs) in enumerate(ranks):
+        inputs = given[rank]
+
+        def collect(x: object, inputs: list = inputs) -> arrays.Input:
+            inputs.append(arrays.as_input(x))
+            return inputs[-1]
+
+        prepared.append((arrays.replace(args, collect), arrays.replace(kwargs, collect)))
+
+    bodies = []
+    for rank in range(len(ranks)):
+        for core in range(kernel.lnc):
+            session = Session(True, target, launch, core, rank, kernel.grid)
+            session.index = len(launch.sessions)
+            launch.sessions.append(session)
+
+            def body(session: Session = session, rank: int = rank, core: int = core) -> None:
+                tensors: dict[int, NkiTensor] = {}
+
+                def swap(x: object) -> object:
+                    if isinstance(x, arrays.Input):
+                        if id(x) not in tensors:
+                            tensors[id(x)] = _tensor_of(session, x)
+                        return tensors[id(x)]
+                    return x
+
+                args, kwargs = prepared[rank]
+                out = kernel.func(*_swap_inputs(args, swap), **_swap_inputs(kwargs, swap))
+                try:
+                    session.program.check_capacity(target.sbuf_bytes)
+                except _core.Error as e:
+                    raise session.error(e, 0) from None
+                for x in given[rank]:
+                    if id(x) in tensors and tensors[id(x)].storage.written:
+                        x.restore()
+                if core == 0:
+                    by_storage = {t.storage.id: x for i, t in tensors.items() for x in given[rank] if id(x) == i}
+                    like = given[rank][0].array if given[rank] else None
+
+                    def result(t: NkiTensor) -> object:
+                        source = by_storage.get(t.storage.id)
+                        if source is not None and t.shape == source.shape:
+                            return source.array
+                        if t.on_chip:
+                            raise errors.NkiValidationError(
+                                f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}"
+                            )
+                        return lambda: arrays.as_result(arrays.Output(t), t.storage.array, like)
+
+                    results[rank] = _map_result(out, result)
+
+            bodies.append(body)
+    launch.waits = [False] * len(bodies)
+    launch.ended = [False] * len(bodies)
+    if len(bodies) == 1:
+        sessions.run(launch.sessions[0], bodies[0])
+    else:
+        _run_together(launch, bodies)
+    return [_finish(r) for r in results]
+
+
+def _finish(value: object) -> object:
+    """Results as arrays: made when every core has ended, so that all have written."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_finish(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _finish(v) for k, v in value.items()}
+    return value() if callable(value) else value
+
+
+def _swap_inputs(value: object, swap: Callable[[object], object]) -> object:
+    if isinstance(value, arrays.Input):
+        return swap(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_swap_inputs(v, swap) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_swap_inputs(v, swap) for v in value)
+    if isinstance(value, dict):
+        return {k: _swap_inputs(v, swap) for k, v in value.items()}
+    fields = getattr(value, "__dict__", None)
+    if fields and any(
+        isinstance(v, (arrays.Input, list, tuple, dict)) or hasattr(v, "__dict__") for v in fields.values()
+    ):
+        if not callable(value) and not isinstance(value, type):
+            import copy
+
+            clone = copy.copy(value)
+            for k, v in fields.items():
+                object.__setattr__(clone, k, _swap_inputs(v, swap))
+            return clone
+    return value
+
+
+def _run_together(launch: Launch, bodies: list[Callable[[], None]]) -> None:
+    def work(index: int) -> None:
+        failure = None
+        try:
+            launch.wait_turn(index)
+            sessions.run(launch.sessions[index], bodies[index])
+        except sessions._Cancelled:
+            pass
+        except BaseException as e:  # noqa: BLE001 - handed to the caller
+            failure = e
+        launch.end(index, failure)
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(1, len(bodies))]
+    for t in threads:
+        t.start()
+    work(0)
+    for t in threads:
+        t.join()
+    if launch.failure:
+        raise launch.failure
+
+
+def jit(fn: Callable | None = None, **kwargs: object) -> Callable:
+    """Makes a kernel of a function. The vendor's options are accepted; mode="simulation" runs step by step."""
+    if fn is None:
+        return functools.partial(jit, **kwargs)
+    if isinstance(fn, Kernel):
+        return fn
+    return Kernel(fn, step=kwargs.get("mode") == "simulation")
+
+
+def simulate_ranks(kernel: Kernel | Callable, ranks: Sequence[Sequence[object]]) -> list:
+    """Runs the kernel step by step on several ranks, which nki.collectives connect. ranks: each rank's arguments;
+    returns each rank's result."""
+    return run_steps(simulate(kernel), [(tuple(args), {}) for args in ranks])
+
+
+def simulate(kernel: Kernel | Callable) -> Callable:
+    """The kernel, run step by step: print, breakpoint and nl.device_print see values; limits, bounds, capacity and
+    uninitialised reads are checked. NumPy in, NumPy out; torch in, torch out."""
+    if not isinstance(kernel, Kernel):
+        kernel = Kernel(inspect.unwrap(kernel))
+    return Kernel(kernel.func, kernel.lnc, kernel.grid, step=True)

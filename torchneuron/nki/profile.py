@@ -1,0 +1,145 @@
+"""Predicted timelines of kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import _core
+from ..perf import targets
+from .jit import Kernel, jit
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One instruction on the timeline. start, end in µs; bytes moved (DMA) and floating-point operations (TensorE)."""
+
+    name: str
+    engine: str
+    start: float
+    end: float
+    location: str
+    bytes: int
+    flops: float
+    waits_for: int  # index of the event that decided the start; -1: none
+
+
+@dataclasses.dataclass
+class Profile:
+    """Prediction of a kernel on a target.
+
+    latency_us: first start to last end. engines: share of the latency in which each engine is busy (dma: mean of its
+    engines). instructions: in program order. sbuf: (time µs, live bytes per partition) steps.
+    """
+
+    kernel: str
+    target: str
+    latency_us: float
+    engines: dict[str, float]
+    instructions: list[Event]
+    sbuf: list[tuple[float, int]]
+    sbuf_bytes: int
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that DMA moves."""
+        return sum(i.bytes for i in self.instructions)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of TensorE."""
+        return sum(i.flops for i in self.instructions)
+
+    @property
+    def critical_path(self) -> list[Event]:
+        """The chain of instructions that decides the latency, first to last."""
+        if not self.instructions:
+            return []
+        i = max(range(len(self.instructions)), key=lambda k: self.instructions[k].end)
+        chain = []
+        while i >= 0:
+            chain.append(self.instructions[i])
+            i = self.instructions[i].waits_for
+        return chain[::-1]
+
+    def roofline(self) -> dict[str, float]:
+        """intensity (FLOP/byte), achieved and attainable TFLOP/s for bf16, and the balance point of the target."""
+        values = targets.get(self.target).values
+        peak, bandwidth = values["tflops_bf16"] * 1e12, values["hbm_bytes_per_ns"] * 1e9
+        intensity = self.flops / self.bytes_moved if self.bytes_moved else 0.0
+        return {
+            "intensity": intensity,
+            "achieved_tflops": self.flops / (self.latency_us * 1e-6) / 1e12 if self.latency_us else 0.0,
+            "attainable_tflops": min(peak, intensity * bandwidth) / 1e12,
+            "balance": peak / bandwidth,
+        }
+
+    def save_perfetto(self, path: str | Path) -> None:
+        """Writes the timeline in the Chrome trace format, which Perfetto opens."""
+        tracks = {name: i + 1 for i, name in enumerate(sorted({e.engine for e in self.instructions}))}
+        events: list[dict] = [
+            {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
+            for name, tid in tracks.items()
+        ]
+        events.append(
+            {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{self.kernel} on {self.target}"}}
+        )
+        for e in self.instructions:
+            events.append(
+                {"ph": "X", "pid": 1, "tid": tracks[e.engine], "name": e.name, "ts": e.start, "dur": e.end - e.start,
+                 "args": {"location": e.location, "bytes": e.bytes, "flops": e.flops}}
+            )  # fmt: skip
+        for time, live in self.sbuf:
+            events.append({"ph": "C", "pid": 1, "name": "SBUF bytes per partition", "ts": time, "args": {"live": live}})
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+
+    def save_html(self, path: str | Path) -> None:
+        """Writes one self-contained page: timeline, utilisation, SBUF use over time."""
+        from .report import render
+
+        Path(path).write_text(render(self))
+
+
+def profile(kernel: Kernel | Callable, target: str | None = None) -> Callable[..., Profile]:
+    """profile(kernel, target="trn2")(*args): the kernel's predicted timeline for these arguments (shapes and types
+    count, values do not). target: trn1, trn2, trn3; default as in nki.simulate."""
+    kernel = jit(kernel)
+    hardware = targets.get(target) if target else targets.default()
+
+    def run(*args: object, **kwargs: object) -> Profile:
+        traced = kernel._trace(args, kwargs, hardware)
+        session, program = traced.sessions[0], traced.programs[0]
+        latency, busy, raw = _core.predict(program, hardware.model())
+        events = [
+            Event(program.name(index), engine, start / 1e3, end / 1e3, session.locate(program.source(index)), moved,
+                  flops, waits)
+            for index, engine, start, end, _, moved, flops, waits in raw
+        ]  # fmt: skip
+        at = {row[0]: row[2] / 1e3 for row in raw}
+        return Profile(
+            kernel=kernel.__name__,
+            target=hardware.name,
+            latency_us=latency / 1e3,
+            engines={name: ns / latency if latency else 0.0 for name, ns in busy.items()},
+            instructions=events,
+            sbuf=_live_steps(program, at),
+            sbuf_bytes=hardware.sbuf_bytes,
+        )
+
+    return run
+
+
+def _live_steps(program: _core.Program, at: dict[int, float]) -> list[tuple[float, int]]:
+    """(time, live bytes per partition) whenever it changes. at: start of each instruction by index."""
+    steps: dict[float, int] = {}
+    for first, last, size, _ in program.live_bytes(_core.MEMORIES["sbuf"]):
+        steps[at.get(first - 1, 0.0)] = steps.get(at.get(first - 1, 0.0), 0) + size
+        end = at.get(last - 1, 0.0)
+        steps[end] = steps.get(end, 0) - size
+    live, out = 0, []
+    for time in sorted(steps):
+        live += steps[time]
+        out.append((time, live))
+    return out

@@ -1,0 +1,289 @@
+"""What runs while a kernel's Python runs: the program being built, or the core that executes it step by step."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+
+from .. import _core
+from ..perf import targets
+from . import dtypes, errors
+
+OPCODES = {i["name"]: i["opcode"] for i in _core.INSTRUCTIONS}
+WRITTEN = {
+    i["opcode"]: tuple(o["role"] in (0, 2) for o in i["operands"]) for i in _core.INSTRUCTIONS
+}  # by operand: does the instruction write it
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_state = threading.local()
+
+
+class Buffer:
+    """A memory: nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm."""
+
+    def __init__(self, name: str, memory: str) -> None:
+        self.name, self.code = name, _core.MEMORIES[memory]
+        self.on_chip = memory in ("sbuf", "psum")
+
+    def __repr__(self) -> str:
+        return f"nl.{self.name}"
+
+    def __deepcopy__(self, memo: dict) -> Buffer:
+        return self
+
+
+sbuf, psum = Buffer("sbuf", "sbuf"), Buffer("psum", "psum")
+hbm, shared_hbm = Buffer("private_hbm", "hbm"), Buffer("shared_hbm", "shared_hbm")
+
+
+class Storage:
+    """Memory behind tensors. shape and dtype are those it was allocated with."""
+
+    __slots__ = (
+        "id", "name", "named", "buffer", "shape", "dtype", "row_elements", "array", "written", "session", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(
+        self, session: Session, name: str, buffer: Buffer, shape: tuple[int, ...], dtype: dtypes.DType
+    ) -> None:
+        self.session, self.name, self.buffer, self.shape, self.dtype = session, name, buffer, shape, dtype
+        self.row_elements = int(np.prod(shape[1:], dtype=np.int64)) if buffer.on_chip else 0
+        self.array: np.ndarray | None = None  # bytes of HBM
+        self.written = False
+
+
+class Launch:
+    """What the cores of one launch share: HBM tensors, and the baton that lets one of them run at a time."""
+
+    def __init__(self, lnc: int = 1, ranks: int = 1) -> None:
+        self.lnc, self.ranks = lnc, ranks
+        self.shared: dict[tuple, np.ndarray] = {}
+        self.sessions: list[Session] = []
+        self.waits: list[bool] = []
+        self.ended: list[bool] = []
+        self.turn = 0
+        self.failure: BaseException | None = None
+        self.condition = threading.Condition()
+
+    def wait_turn(self, index: int) -> None:
+        """Blocks until core `index` may run."""
+        with self.condition:
+            self.condition.wait_for(lambda: self.turn == index or self.failure)
+            if self.failure:
+                raise _Cancelled
+
+    def meet(self, index: int) -> None:
+        """Core `index` waits for others at its pending instruction; returns when they have met."""
+        with self.condition:
+            self.waits[index] = True
+            self._pass_on()
+            self.condition.wait_for(lambda: (self.turn == index and not self.waits[index]) or self.failure)
+            if self.failure:
+                raise _Cancelled
+
+    def give_way(self, index: int) -> None:
+        """Core `index` lets the others run up to their next write that all can see, then goes on."""
+        with self.condition:
+            self._pass_on()
+            self.condition.wait_for(lambda: self.turn == index or self.failure)
+            if self.failure:
+                raise _Cancelled
+
+    def end(self, index: int, failure: BaseException | None) -> None:
+        with self.condition:
+            self.ended[index] = True
+            self.failure = self.failure or failure
+            if not self.failure:
+                self._pass_on()
+            self.condition.notify_all()
+
+    def _pass_on(self) -> None:
+        n = len(self.sessions)
+        ready = [i for i in range(n) if not self.ended[i] and not self.waits[i]]
+        if not ready and not all(self.ended):
+            released = _core.meet([s.core for s in self.sessions], self.waits)
+            self.waits = [w and not r for w, r in zip(self.waits, released)]
+            ready = [i for i in range(n) if not self.ended[i] and not self.waits[i]]
+            if not ready:
+                where = "; ".join(
+                    f"core {i} " + ("has ended" if self.ended[i] else f"waits at {s.locate(s.last_source)}")
+                    for i, s in enumerate(self.sessions)
+                )
+                self.failure = errors.NkiDeadlockError(f"cores wait for each other for ever: {where}")
+        if ready:
+            after = [i for i in ready if i > self.turn] or ready
+            self.turn = after[0]
+        self.condition.notify_all()
+
+
+class _Cancelled(BaseException):
+    """Another core of the launch has failed."""
+
+
+class Session:
+    """One core's run of a kernel's Python.
+
+    step: every instruction runs when it is issued. Otherwise instructions are appended to `program`.
+    """
+
+    def __init__(
+        self, step: bool, target: targets.Target, launch: Launch, program_id: int = 0, rank: int = 0, grid: bool = False
+    ) -> None:
+        self.step, self.target, self.launch = step, target, launch
+        self.program_id, self.rank, self.grid = program_id, rank, grid
+        self.program = _core.Program(target.generation)
+        self.core = _core.Core(self.program, program_id, rank)
+        self.storages: list[weakref.ref[Storage] | Storage] = []
+        self.sources: dict[tuple[str, int], int] = {}
+        self.source_list: list[tuple[str, int]] = [("?", 0)]
+        self.last_source = 0
+        self.shared_count = 0
+        self.keep: list[object] = []
+        self.shared_ids: set[int] = set()  # storages in shared_hbm
+        self.constants: set[int] = set()  # storages that a kernel made with values
+        self.index = 0
+
+    # ---- places in the kernel's text
+    def source(self) -> int:
+        """Number of the innermost line outside this package."""
+        frame = sys._getframe(2)
+        while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+            frame = frame.f_back
+        key = (frame.f_code.co_filename, frame.f_lineno)
+        number = self.sources.get(key)
+        if number is None:
+            number = self.sources[key] = len(self.source_list)
+            self.source_list.append(key)
+        self.last_source = number
+        return number
+
+    def locate(self, source: int) -> str:
+        """file:line of a number made by `source`."""
+        return "{}:{}".format(*self.source_list[source])
+
+    def error(self, error: _core.Error, source: int) -> errors.NkiError:
+        return errors.translate(error, self.locate, source)
+
+    # ---- memory
+    def new_storage(
+        self,
+        shape: tuple[int, ...],
+        dtype: dtypes.DType,
+        buffer: Buffer,
+        name: str = "",
+        address: tuple[int, int] | None = None,
+        array: np.ndarray | None = None,
+    ) -> Storage:
+        """Allocates memory; array: bytes of an HBM tensor that the caller gives (initialised)."""
+        source = self.source()
+        storage = Storage(self, name or f"t{len(self.storages)}", buffer, shape, dtype)
+        storage.named = bool(name)
+        itemsize = dtype.itemsize
+        external = array is not None
+        if buffer.on_chip:
+            partitions, row_bytes = shape[0], storage.row_elements * itemsize
+        else:
+            partitions, row_bytes = 1, int(np.prod(shape, dtype=np.int64)) * itemsize
+            external = external or (buffer is shared_hbm and self.launch.lnc * self.launch.ranks > 1)
+        partition_start, offset = address if address is not None else (0, -1)
+        storage.id = self.program.add_storage(
+            storage.name, buffer.code, partitions, row_bytes, offset, partition_start, external, source
+        )
+        if buffer.on_chip:
+            if self.step:
+                self.core.allocate(storage.id)
+                weakref.finalize(storage, _release, self.core, storage.id)
+        else:
+            if array is None:
+                array = self._hbm(row_bytes, buffer, name)
+            storage.array = array
+            if buffer is shared_hbm:
+                self.shared_ids.add(storage.id)
+            self.core.bind(storage.id, array.ctypes.data)
+        self.storages.append(weakref.ref(storage) if buffer.on_chip and self.step else storage)
+        if not self.step and buffer.on_chip:
+            self.program.append(OPCODES["allocate"], _core.ENGINES["sync"], (), {"reg": storage.id}, (), source)
+        return storage
+
+    def _hbm(self, size: int, buffer: Buffer, name: str) -> np.ndarray:
+        if buffer is not shared_hbm or self.launch.lnc == 1:
+            return _bytes(size)
+        key = (self.rank, name or self.shared_count, size)
+        self.shared_count += not name
+        with self.launch.condition:
+            if key not in self.launch.shared:
+                self.launch.shared[key] = _bytes(size)
+            return self.launch.shared[key]
+
+    # ---- instructions
+    def emit(
+        self, name: str, engine: int, operands: tuple, attrs: dict[str, float] | None = None, values: tuple = ()
+    ) -> Instruction:
+        """Issues one instruction. operands: access tuples, numbers or None, in the order of the table."""
+        source = self.source()
+        opcode = OPCODES[name]
+        try:
+            if self.step:
+                if self.core.step(opcode, engine, operands, attrs or {}, values, source):
+                    self.launch.meet(self.index)
+                elif len(self.launch.sessions) > 1 and self._writes_shared(opcode, operands):
+                    self.launch.give_way(self.index)
+            else:
+                self.program.append(opcode, engine, operands, attrs or {}, values, source)
+        except _core.Error as e:
+            raise self.error(e, source) from None
+        return Instruction(name)
+
+    def _writes_shared(self, opcode: int, operands: tuple) -> bool:
+        """Does the instruction write HBM that the launch's cores share?"""
+        return any(w and type(o) is tuple and o[0] in self.shared_ids for w, o in zip(WRITTEN[opcode], operands))
+
+
+def _release(core: _core.Core, storage: int) -> None:
+    core.release(storage)
+
+
+def _bytes(size: int) -> np.ndarray:
+    """Uninitialised memory, aligned to a cache line."""
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size]
+
+
+class Instruction:
+    """Handle of an issued instruction; ordering hints on it change nothing that can be observed."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def depends_on(self, *producers: Instruction) -> Instruction:
+        """Ordering hint for the vendor's scheduler."""
+        return self
+
+
+def current() -> Session:
+    """The session of the kernel that runs in this thread. RuntimeError outside of kernels."""
+    session = getattr(_state, "session", None)
+    if session is None:
+        raise RuntimeError("NKI operations run inside kernels: call a function decorated with @nki.jit")
+    return session
+
+
+def active() -> Session | None:
+    return getattr(_state, "session", None)
+
+
+def run(session: Session, body: Callable[[], object]) -> object:
+    """body() with `session` as this thread's session."""
+    previous = getattr(_state, "session", None)
+    _state.session = session
+    try:
+        return body()
+    finally:
+        _state.session = previous

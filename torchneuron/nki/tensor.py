@@ -1,0 +1,560 @@
+"""NkiTensor: a typed view of memory, and registers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import dtypes, errors
+from .session import Buffer, Storage, current
+
+NONE, ROWS, ELEMENTS = 0, 1, 2  # how an access is indexed (Access::Indexing)
+MAX_DIMS = 6
+
+
+class Register:
+    """A 32-bit register of the core's sequencers, or scale * register + offset.
+
+    Step by step it has a value (int(r), `if r`); traced it has none: TypeError.
+    """
+
+    __slots__ = ("id", "scale", "offset", "frozen", "session")
+
+    def __init__(self, id: int, scale: int = 1, offset: int = 0, frozen: bool = False) -> None:
+        self.id, self.scale, self.offset, self.frozen = id, scale, offset, frozen
+        self.session = current()
+
+    def _value(self) -> int:
+        if not self.session.step:
+            raise errors.DataDependentError("the value of a register is known only when the kernel runs")
+        return self.session.core.reg(self.id) * self.scale + self.offset
+
+    def __index__(self) -> int:
+        return self._value()
+
+    __int__ = __index__
+
+    def __bool__(self) -> bool:
+        return self._value() != 0
+
+    def __add__(self, other: int) -> Register:
+        return self._affine(self.scale, self.offset + int(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int) -> Register:
+        return self._affine(self.scale, self.offset - int(other))
+
+    def __mul__(self, other: int) -> Register:
+        return self._affine(self.scale * int(other), self.offset * int(other))
+
+    __rmul__ = __mul__
+
+    def _affine(self, scale: int, offset: int) -> Register:
+        r = Register(self.id, scale, offset, True)
+        return r
+
+    def __repr__(self) -> str:
+        scale, offset = ("" if self.scale == 1 else f"*{self.scale}"), (f"+{self.offset}" if self.offset else "")
+        return f"VirtualRegister(r{self.id}{scale}{offset})"
+
+
+class ds:
+    """A slice of `size` elements from `start`; start may be a register."""
+
+    __slots__ = ("start", "size")
+
+    def __init__(self, start: int | Register, size: int) -> None:
+        self.start, self.size = start, size
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * shape[i + 1]
+    return tuple(strides)
+
+
+class NkiTensor:
+    """A view: element (i0, i1, ...) of dtype is at offset + sum of strides[k] * i_k elements of the storage.
+
+    On chip dimension 0 runs over partitions. A view may also move with a register (reg, reg_stride) or take its rows or
+    elements from a tensor of indices.
+    """
+
+    __slots__ = (
+        "storage", "dtype", "shape", "strides", "offset", "reg", "reg_stride", "indexing", "index", "index_stride",
+        "index_limit", "_packed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        storage: Storage,
+        dtype: dtypes.DType,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int = 0,
+        reg: int = -1,
+        reg_stride: int = 0,
+        indexing: int = NONE,
+        index: NkiTensor | None = None,
+        index_stride: int = 0,
+        index_limit: int = 0,
+    ) -> None:
+        self.storage, self.dtype, self.shape, self.strides, self.offset = storage, dtype, shape, strides, offset
+        self.reg, self.reg_stride = reg, reg_stride
+        self.indexing, self.index, self.index_stride, self.index_limit = indexing, index, index_stride, index_limit
+        self._packed = None
+
+    # ---- facts
+    @property
+    def buffer(self) -> Buffer:
+        return self.storage.buffer
+
+    @property
+    def name(self) -> str:
+        return self.storage.name
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def on_chip(self) -> bool:
+        return self.storage.buffer.on_chip
+
+    @property
+    def free_size(self) -> int:
+        """Elements per partition."""
+        return math.prod(self.shape[1:])
+
+    def is_contiguous(self) -> bool:
+        """Row-major without gaps; on chip within each partition."""
+        first = 1 if self.on_chip else 0
+        expected = row_major(self.shape)
+        return all(s == e for s, e, n in zip(self.strides[first:], expected[first:], self.shape[first:]) if n != 1)
+
+    def is_indirect(self) -> bool:
+        return self.indexing != NONE or self.reg >= 0
+
+    def get_pattern(self) -> list[list[int]]:
+        """[[stride, count], ...] in elements."""
+        return [[s, n] for s, n in zip(self.strides, self.shape)]
+
+    def __repr__(self) -> str:
+        text = f"NkiTensor({self.name!r}, shape={self.shape}, dtype={self.dtype}, buffer={self.buffer!r}"
+        if self.storage.session.step and not self.is_indirect():
+            return f"{text})\n{self.numpy()}"
+        return text + ")"
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the values. Only step by step: TypeError while tracing."""
+        session = self.storage.session
+        if not session.step:
+            raise errors.DataDependentError("a tensor's values are known only when the kernel runs")
+        t = dtypes.numpy_dtype(self.dtype)
+        address, pitch = session.core.memory(self.storage.id)
+        rows = self.storage.shape[0] if self.on_chip else 1
+        raw = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * (rows * pitch)).from_address(address))
+        offset, strides = self.offset * t.itemsize, [s * t.itemsize for s in self.strides]
+        if self.on_chip:
+            row = self.storage.row_elements * self.storage.dtype.itemsize
+            offset = offset // row * pitch + offset % row
+            strides[0] = pitch
+        return np.ndarray(self.shape, t, raw.data, offset, strides).copy()
+
+    # ---- what an instruction gets
+    def access(self) -> tuple:
+        """The access as the core takes it."""
+        packed = self._packed
+        if packed is None:
+            if len(self.shape) > MAX_DIMS:
+                raise ValueError(f"a tensor has at most {MAX_DIMS} dimensions, this has {len(self.shape)}")
+            packed = (self.storage.id, self.dtype.code, self.offset, tuple(zip(self.strides, self.shape)))
+            if self.is_indirect():
+                packed += (
+                    self.reg,
+                    self.reg_stride,
+                    self.indexing,
+                    self.index_stride,
+                    self.index_limit,
+                    None if self.index is None else self.index.access(),
+                )
+            self._packed = packed
+        return packed
+
+    def _view(
+        self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, dtype: dtypes.DType | None = None
+    ) -> NkiTensor:
+        return NkiTensor(
+            self.storage, dtype or self.dtype, tuple(shape), tuple(strides),
+            self.offset if offset is None else offset,
+            self.reg, self.reg_stride, self.indexing, self.index, self.index_stride, self.index_limit,
+        )  # fmt: skip
+
+    def _dim(self, dim: int) -> int:
+        if not -self.ndim <= dim < self.ndim:
+            raise IndexError(f"dimension {dim} is out of range for {self.ndim} dimensions")
+        return dim % self.ndim
+
+    # ---- indexing
+    def __getitem__(self, key: object) -> NkiTensor:
+        keys = key if isinstance(key, tuple) else (key,)
+        if Ellipsis in [k for k in keys if k is Ellipsis]:
+            at = next(i for i, k in enumerate(keys) if k is Ellipsis)
+            fill = self.ndim - (len(keys) - 1)
+            keys = keys[:at] + (slice(None),) * fill + keys[at + 1 :]
+        if len(keys) > self.ndim:
+            raise IndexError(f"{len(keys)} indices for a tensor of {self.ndim} dimensions ({self.name})")
+        shape, strides, offset = [], [], self.offset
+        dynamic: tuple[int, int, int] | None = None  # register, elements per unit, constant part
+        chip = self.on_chip
+        for d, n in enumerate(self.shape):
+            k = keys[d] if d < len(keys) else slice(None)
+            stride = self.strides[d]
+            if isinstance(k, slice):
+                if isinstance(k.start, Register):
+                    raise TypeError("slice with nl.ds(register, size): the size of a slice must be known")
+                start, stop, step = _bounds(k, n, d, self)
+                count = max(0, -(-(stop - start) // step))
+                offset += start * stride
+                shape.append(count)
+                strides.append(stride * step)
+                continue
+            if isinstance(k, ds):
+                if isinstance(k.start, Register):
+                    dynamic = (k.start.id, k.start.scale * stride)
+                    offset += k.start.offset * stride
+                else:
+                    start = int(k.start)
+                    if start < 0 or start + k.size > n:
+                        raise errors.NkiOutOfBoundsError(
+                            f"slice {start}:{start + k.size} is out of bounds for dimension {d} of size {n} "
+                            f"({self.name})"
+                        )
+                    offset += start * stride
+                shape.append(int(k.size))
+                strides.append(stride)
+                continue
+            keep = chip and (d == 0 or (d == self.ndim - 1 and len(shape) < 2))
+            if isinstance(k, NkiTensor):
+                k = load_register(k)
+            if isinstance(k, Register):
+                dynamic = (k.id, k.scale * stride)
+                offset += k.offset * stride
+            else:
+                i = int(k)
+                if not -n <= i < n:
+                    raise errors.NkiOutOfBoundsError(
+                        f"index {i} is out of bounds for dimension {d} of size {n} ({self.name})"
+                    )
+                offset += (i % n) * stride
+            if keep:
+                shape.append(1)
+                strides.append(stride)
+        if not shape:
+            shape, strides = [1], [1]
+        view = self._view(shape, strides, offset)
+        if dynamic is not None:
+            view._move(*dynamic)
+        return view
+
+    def _move(self, reg: int, reg_stride: int) -> None:
+        if self.reg >= 0:
+            raise ValueError("a view can move with one register only")
+        self.reg, self.reg_stride = reg, reg_stride
+
+    def __setitem__(self, key: object, value: object) -> None:
+        from . import isa
+
+        isa.assign(self[key], value)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> object:
+        raise TypeError("NkiTensor is not iterable: index it")
+
+    # ---- views
+    def reshape(self, *shape: int | Sequence[int]) -> NkiTensor:
+        """The same elements in row-major order in another shape (ValueError if no view of the memory can do it)."""
+        new = tuple(int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape))
+        if -1 in new:
+            known = math.prod(n for n in new if n != -1)
+            new = tuple(self.size // known if n == -1 else n for n in new)
+        if math.prod(new) != self.size:
+            raise ValueError(f"cannot reshape {self.shape} ({self.size} elements) to {new}")
+        if self.on_chip and new[0] != self.shape[0]:
+            raise ValueError(f"reshape on chip keeps the partition dimension {self.shape[0]}, not {new[0]}")
+        first = 1 if self.on_chip else 0
+        strides = self.strides[:first] + _reshaped_strides(self.shape[first:], self.strides[first:], new[first:])
+        return self._view(new, strides)
+
+    def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
+        """Splits one dimension; one of the new sizes may be -1."""
+        d, n = self._dim(dim), self.shape[self._dim(dim)]
+        sizes = list(shape)
+        if -1 in sizes:
+            sizes[sizes.index(-1)] = n // math.prod(s for s in sizes if s != -1)
+        if math.prod(sizes) != n:
+            raise ValueError(f"cannot split dimension {d} of size {n} into {tuple(shape)}")
+        inner = [s * self.strides[d] for s in row_major(sizes)]
+        return self._view(
+            (*self.shape[:d], *sizes, *self.shape[d + 1 :]), (*self.strides[:d], *inner, *self.strides[d + 1 :])
+        )
+
+    def flatten_dims(self, start: int, end: int) -> NkiTensor:
+        """Merges dimensions start to end (inclusive), which must be contiguous with each other."""
+        s, e = self._dim(start), self._dim(end)
+        n = math.prod(self.shape[s : e + 1])
+        stride = _reshaped_strides(self.shape[s : e + 1], self.strides[s : e + 1], (n,))
+        return self._view(
+            (*self.shape[:s], n, *self.shape[e + 1 :]), (*self.strides[:s], *stride, *self.strides[e + 1 :])
+        )
+
+    def permute(self, dims: Sequence[int]) -> NkiTensor:
+        """Dimensions in another order; on chip the first stays."""
+        order = [self._dim(d) for d in dims]
+        if sorted(order) != list(range(self.ndim)):
+            raise ValueError(f"{tuple(dims)} is not a permutation of {self.ndim} dimensions")
+        if self.on_chip and order[0] != 0:
+            raise ValueError("on chip the partition dimension stays first")
+        return self._view([self.shape[d] for d in order], [self.strides[d] for d in order])
+
+    def broadcast(self, dim: int, size: int) -> NkiTensor:
+        """A dimension of size 1 repeated."""
+        d = self._dim(dim)
+        if self.shape[d] != 1:
+            raise ValueError(f"dimension {d} has size {self.shape[d]}; only size 1 can be broadcast")
+        if self.on_chip and d == 0:
+            raise ValueError("the partition dimension cannot be broadcast on chip")
+        shape, strides = list(self.shape), list(self.strides)
+        shape[d], strides[d] = size, 0
+        return self._view(shape, strides)
+
+    def expand_dim(self, dim: int) -> NkiTensor:
+        """A new dimension of size 1 before `dim`."""
+        d = dim % (self.ndim + 1)
+        if self.on_chip and d == 0:
+            raise ValueError("on chip the partition dimension stays first")
+        stride = self.strides[d] * self.shape[d] if d < self.ndim else 1
+        return self._view((*self.shape[:d], 1, *self.shape[d:]), (*self.strides[:d], stride, *self.strides[d:]))
+
+    def squeeze_dim(self, dim: int) -> NkiTensor:
+        """Without a dimension of size 1."""
+        d = self._dim(dim)
+        if self.shape[d] != 1:
+            raise ValueError(f"dimension {d} has size {self.shape[d]}, not 1")
+        if self.on_chip and d == 0:
+            raise ValueError("the partition dimension cannot be removed")
+        return self._view((*self.shape[:d], *self.shape[d + 1 :]), (*self.strides[:d], *self.strides[d + 1 :]))
+
+    def rearrange(
+        self, src_pattern: Sequence, dst_pattern: Sequence, fixed_sizes: dict[str, int] | None = None
+    ) -> NkiTensor:
+        """Splits, permutes and merges by names: tuples of names, groups as nested tuples."""
+        sizes = dict(fixed_sizes or {})
+        if len(src_pattern) != self.ndim:
+            raise ValueError(f"{len(src_pattern)} names for {self.ndim} dimensions")
+        strides: dict[str, int] = {}
+        for part, n, stride in zip(src_pattern, self.shape, self.strides):
+            names = (part,) if isinstance(part, str) else tuple(part)
+            unknown = [x for x in names if x not in sizes]
+            known = math.prod(sizes[x] for x in names if x in sizes)
+            if len(unknown) > 1:
+                raise ValueError(f"the sizes of {unknown} are not known")
+            if unknown:
+                sizes[unknown[0]] = n // known
+            if math.prod(sizes[x] for x in names) != n:
+                raise ValueError(f"{names} has {math.prod(sizes[x] for x in names)} elements, the dimension has {n}")
+            for x, s in zip(names, row_major([sizes[x] for x in names])):
+                strides[x] = s * stride
+        shape, out = [], []
+        for part in dst_pattern:
+            names = (part,) if isinstance(part, str) else tuple(part)
+            n = math.prod(sizes[x] for x in names)
+            group = _reshaped_strides([sizes[x] for x in names], [strides[x] for x in names], (n,))
+            shape.append(n)
+            out.append(group[0])
+        if self.on_chip and (out[0] != self.strides[0] or shape[0] != self.shape[0]):
+            raise ValueError("on chip the partition dimension stays first")
+        return self._view(shape, out)
+
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
+        """Elements start to end of one dimension."""
+        d = self._dim(dim)
+        if not 0 <= start <= end <= self.shape[d]:
+            raise errors.NkiOutOfBoundsError(
+                f"slice {start}:{end} is out of bounds for dimension {d} of size {self.shape[d]} ({self.name})"
+            )
+        shape, strides = list(self.shape), list(self.strides)
+        shape[d], strides[d] = -(-(end - start) // step), strides[d] * step
+        return self._view(shape, strides, self.offset + start * self.strides[d])
+
+    def select(self, dim: int, index: int | Register | NkiTensor) -> NkiTensor:
+        """One element of a dimension, which goes away."""
+        d = self._dim(dim)
+        rest = (self.shape[:d] + self.shape[d + 1 :], self.strides[:d] + self.strides[d + 1 :])
+        if self.on_chip and d == 0:
+            raise ValueError("the partition dimension cannot be selected away on chip")
+        if isinstance(index, NkiTensor):
+            index = load_register(index)
+        if isinstance(index, Register):
+            view = self._view(*rest, self.offset + index.offset * self.strides[d])
+            view._move(index.id, index.scale * self.strides[d])
+            return view
+        if not -self.shape[d] <= index < self.shape[d]:
+            raise errors.NkiOutOfBoundsError(
+                f"index {index} is out of bounds for dimension {d} of size {self.shape[d]} ({self.name})"
+            )
+        return self._view(*rest, self.offset + (index % self.shape[d]) * self.strides[d])
+
+    def vector_select(self, dim: int, offsets: NkiTensor) -> NkiTensor:
+        """Rows of an HBM tensor named by offsets [P, 1]; the result has P rows."""
+        if self.on_chip or dim != 0:
+            raise ValueError("vector_select takes rows (dimension 0) of an HBM tensor")
+        view = self._view((offsets.size, *self.shape[1:]), self.strides)
+        view.indexing, view.index, view.index_stride, view.index_limit = ROWS, offsets, self.strides[0], self.shape[0]
+        return view
+
+    def view(self, dtype: object) -> NkiTensor:
+        """The same bytes as another type; the last dimension scales."""
+        new = dtypes.dtype(dtype)
+        old_size, new_size = self.dtype.itemsize, new.itemsize
+        if old_size == new_size:
+            return self._view(self.shape, self.strides, dtype=new)
+        if self.strides[-1] != 1 and self.shape[-1] != 1:
+            raise ValueError("view to a type of another size needs a contiguous last dimension")
+        last = self.shape[-1] * old_size
+        if last % new_size or self.offset * old_size % new_size:
+            raise ValueError(f"the last dimension ({last} bytes) does not divide into elements of {new_size} bytes")
+        strides = [s * old_size // new_size for s in self.strides[:-1]] + [1]
+        return self._view((*self.shape[:-1], last // new_size), strides, self.offset * old_size // new_size, new)
+
+    reinterpret_cast = view
+
+    def ap(
+        self,
+        pattern: Sequence[Sequence[int]],
+        offset: int | None = None,
+        scalar_offset: NkiTensor | Register | int | None = None,
+        vector_offset: NkiTensor | None = None,
+        indirect_dim: int = 0,
+        dtype: object = None,
+    ) -> NkiTensor:
+        """A raw access pattern [[step, count], ...] over the storage, in elements of `dtype`.
+
+        offset: None takes the view's, a number adds to it. scalar_offset adds its value times the stride of
+        indirect_dim. vector_offset [P, 1]: row p starts at vector_offset[p] times the elements of a row.
+        """
+        new = self.dtype if dtype is None else dtypes.dtype(dtype)
+        base = self.offset * self.dtype.itemsize // new.itemsize
+        shape = tuple(int(n) for _, n in pattern)
+        strides = tuple(int(s) for s, _ in pattern)
+        row = math.prod(self.shape[indirect_dim + 1 :]) * self.dtype.itemsize // new.itemsize
+        view = NkiTensor(self.storage, new, shape, strides, base + (0 if offset is None else int(offset)))
+        if scalar_offset is not None:
+            if isinstance(scalar_offset, NkiTensor):
+                scalar_offset = load_register(scalar_offset)
+            if isinstance(scalar_offset, Register):
+                view.reg, view.reg_stride = scalar_offset.id, scalar_offset.scale * row
+                view.offset += scalar_offset.offset * row
+            else:
+                view.offset += int(scalar_offset) * row
+        if vector_offset is not None:
+            if indirect_dim != 0 or self.on_chip:
+                raise ValueError("vector_offset takes rows (dimension 0) of an HBM tensor")
+            view.indexing, view.index, view.index_stride = ROWS, vector_offset, row
+            view.index_limit = self.shape[0]
+        return view
+
+    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
+        """Elements of each partition named by index [P, K]; element i of a group of 16 partitions is at
+        index[i % 16, i // 16]. The result is [P, num_elem]."""
+        n = num_elem or index.shape[0] * index.free_size
+        view = self._view((self.shape[0], int(n)), (self.strides[0], 1))
+        view.indexing, view.index, view.index_stride, view.index_limit = ELEMENTS, index, 16, self.free_size
+        return view
+
+
+def load_register(t: NkiTensor) -> Register:
+    """A register with the value of a one-element tensor."""
+    session = current()
+    r = Register(session.program.add_register())
+    session.emit("register_load", 0, (t.access(),), {"reg": r.id})
+    return r
+
+
+def _bounds(k: slice, n: int, d: int, t: NkiTensor) -> tuple[int, int, int]:
+    step = 1 if k.step is None else int(k.step)
+    if step <= 0:
+        raise IndexError("slice steps must be positive")
+    start = 0 if k.start is None else int(k.start)
+    stop = n if k.stop is None else int(k.stop)
+    start, stop = start + n if start < 0 else start, stop + n if stop < 0 else stop
+    if start < 0 or start > n or stop > n:
+        raise errors.NkiOutOfBoundsError(
+            f"slice {k.start}:{k.stop} is out of bounds for dimension {d} of size {n} ({t.name})"
+        )
+    return start, max(start, stop), step
+
+
+def _reshaped_strides(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
+    """Strides that give the same elements in shape `new`; ValueError if there are none."""
+    old = [(n, s) for n, s in zip(shape, strides) if n != 1]
+    out, i, j = [], 0, 0
+    merged: list[tuple[int, int]] = []  # maximal runs of dimensions contiguous with each other
+    for n, s in old:
+        if merged and merged[-1][1] == n * s:
+            merged[-1] = (merged[-1][0] * n, s)
+        else:
+            merged.append((n, s))
+    new = list(new)
+    out = [1] * len(new)
+    for size, stride in merged:
+        group = [j]
+        count = 1
+        while j < len(new) and count < size:
+            count *= new[j]
+            group.append(j)
+            j += 1
+        if count != size:
+            raise ValueError(f"no view of shape {tuple(shape)}, strides {tuple(strides)} has shape {tuple(new)}")
+        s = stride * size
+        for g in group[1:]:
+            s //= new[g]
+            out[g] = s
+        i += 1
+    return tuple(out)
+
+
+def allocate(
+    shape: Sequence[int],
+    dtype: object,
+    buffer: Buffer,
+    name: str = "",
+    address: tuple[int, int] | None = None,
+    array: np.ndarray | None = None,
+) -> NkiTensor:
+    """A new tensor of the current session."""
+    session = current()
+    sizes = tuple(int(n) for n in ((shape,) if isinstance(shape, int) else shape))
+    t = dtypes.dtype(dtype)
+    if any(n < 0 for n in sizes):
+        raise ValueError(f"shape {sizes} has a negative size")
+    if buffer.on_chip:
+        if len(sizes) < 2:
+            raise errors.NkiValidationError(f"an on-chip tensor has at least 2 dimensions, shape is {sizes}")
+        if sizes[0] > 128:
+            raise errors.NkiValidationError(
+                f"Size of partition dimension {sizes[0]} exceeds architecture limitation of 128 "
+                f"({session.locate(session.source())})"
+            )
+    storage = session.new_storage(sizes, t, buffer, name, address, array)
+    return NkiTensor(storage, t, sizes, row_major(sizes))

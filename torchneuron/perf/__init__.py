@@ -1,0 +1,1 @@
+"""Performance model: hardware targets and what is predicted from them."""
