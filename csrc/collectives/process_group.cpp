@@ -35,18 +35,14 @@ std::optional<DataType> known_type(c10::ScalarType t) {
 #define X(scalar, type)         \
   case c10::ScalarType::scalar: \
     return DataType::type;
-    <<<<<<< HEAD X(Byte, uint8) X(Char, int8) X(Bool, bool8) X(Short, int16) X(UInt16, uint16) X(Int, int32) X(UInt32, uint32)
-        X(Long, int64) X(UInt64, uint64) X(Half, float16) X(BFloat16, bfloat16) X(Float, float32) X(Double, float64)
-            X(ComplexFloat, complex64) X(ComplexDouble, complex128)
-=======
-        // clang-format off
+    // clang-format off
     X(Byte, uint8) X(Char, int8) X(Bool, bool8) X(Short, int16) X(UInt16, uint16) X(Int, int32) X(UInt32, uint32)
     X(Long, int64) X(UInt64, uint64) X(Half, float16) X(BFloat16, bfloat16) X(Float, float32) X(Double, float64)
     X(ComplexFloat, complex64) X(ComplexDouble, complex128)
     // clang-format on
->>>>>>> main
 #undef X
-                    default : return std::nullopt;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -544,12 +540,7 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::message(Kind kind, Tensors& tens
     state->source = std::make_shared<int>(peer);
     op = group_->receive(peer, tag, dtype, piece_of(t), timeout, state->source, done);
   }
-<<<<<<< HEAD
   WorkPtr work = c10::make_intrusive<WorkNeuron>(getRank(), type, std::move(op), std::move(state));
-=======
-  const bool host = state->devices.empty();
-  WorkPtr work = c10::make_intrusive<WorkNeuron>(getRank(), type, std::move(op), std::move(state), host);
->>>>>>> main
   if (coalescing_)
     coalesced_.push_back(work);
   else

@@ -7,18 +7,11 @@
 namespace neuron::collectives {
 
 // X(name, bytes)
-<<<<<<< HEAD
-#define NEURON_DATA_TYPES(X)                                                                                      \
-  X(uint8, 1)                                                                                                     \
-  X(int8, 1) X(bool8, 1) X(int16, 2) X(uint16, 2) X(int32, 4) X(uint32, 4) X(int64, 8) X(uint64, 8) X(float16, 2) \
-      X(bfloat16, 2) X(float32, 4) X(float64, 8) X(complex64, 8) X(complex128, 16) X(opaque, 1)
-=======
 // clang-format off
 #define NEURON_DATA_TYPES(X)                                                                                     \
   X(uint8, 1) X(int8, 1) X(bool8, 1) X(int16, 2) X(uint16, 2) X(int32, 4) X(uint32, 4) X(int64, 8) X(uint64, 8) \
   X(float16, 2) X(bfloat16, 2) X(float32, 4) X(float64, 8) X(complex64, 8) X(complex128, 16) X(opaque, 1)
 // clang-format on
->>>>>>> main
 
 enum class DataType : uint8_t {
 #define X(name, bytes) name,
