@@ -41,7 +41,8 @@ std::optional<DataType> known_type(c10::ScalarType t) {
     X(ComplexFloat, complex64) X(ComplexDouble, complex128)
     // clang-format on
 #undef X
-                default : return std::nullopt;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -309,10 +310,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::split(const c10::intrusive
 ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::launch(Plan plan, c10d::OpType type, std::chrono::milliseconds timeout,
                                                        bool async) {
   auto state = plan.state();
-  const bool host = type == c10d::OpType::BARRIER || state->devices.empty();
   state->number = group_->collectives_started();
   auto op = group_->start(plan.take_calls(), timeout_ns(timeout), [state](std::exception_ptr e) { state->finish(e); });
-  WorkPtr work = c10::make_intrusive<WorkNeuron>(getRank(), type, std::move(op), std::move(state), host);
+  WorkPtr work = c10::make_intrusive<WorkNeuron>(getRank(), type, std::move(op), std::move(state));
   if (coalescing_) coalesced_.push_back(work);
   if (async) group_->node().engine().kick();
   return work;
@@ -540,8 +540,7 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::message(Kind kind, Tensors& tens
     state->source = std::make_shared<int>(peer);
     op = group_->receive(peer, tag, dtype, piece_of(t), timeout, state->source, done);
   }
-  const bool host = state->devices.empty();
-  WorkPtr work = c10::make_intrusive<WorkNeuron>(getRank(), type, std::move(op), std::move(state), host);
+  WorkPtr work = c10::make_intrusive<WorkNeuron>(getRank(), type, std::move(op), std::move(state));
   if (coalescing_)
     coalesced_.push_back(work);
   else

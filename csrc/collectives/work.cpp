@@ -53,20 +53,8 @@ void WorkState::finish(std::exception_ptr failure) {
     waiting->markCompleted(outputs);
 }
 
-// On a stream other than the default one, `wait` lets the stream wait and the host go on.
-struct WorkNeuron::WaitTask final : Task {
-  WaitTask(std::shared_ptr<GroupOp> o, std::shared_ptr<WorkState> s) : op(std::move(o)), state(std::move(s)) {}
-  void run() override {
-    collectives::Node::get().engine().wait(*op);
-    if (state->error) std::rethrow_exception(state->error);
-  }
-  std::shared_ptr<GroupOp> op;
-  std::shared_ptr<WorkState> state;
-};
-
-WorkNeuron::WorkNeuron(int rank, c10d::OpType type, std::shared_ptr<GroupOp> op, std::shared_ptr<WorkState> state,
-                       bool blocks_host)
-    : Work(rank, type), op_(std::move(op)), state_(std::move(state)), blocks_host_(blocks_host) {}
+WorkNeuron::WorkNeuron(int rank, c10d::OpType type, std::shared_ptr<GroupOp> op, std::shared_ptr<WorkState> state)
+    : Work(rank, type), op_(std::move(op)), state_(std::move(state)) {}
 
 bool WorkNeuron::isCompleted() {
   if (op_->done()) return true;
@@ -84,15 +72,6 @@ int WorkNeuron::sourceRank() const {
 
 bool WorkNeuron::wait(std::chrono::milliseconds timeout) {
   auto& engine = collectives::Node::get().engine();
-  if (!op_->done() && !blocks_host_ && timeout == kNoTimeout && !settings().launch_blocking) {
-    const c10::DeviceIndex device = state_->devices[0].index();
-    const c10::Stream stream = current_stream(device);
-    if (stream != default_stream(device)) {
-      queue_of(stream).enqueue(std::make_unique<WaitTask>(op_, state_));
-      engine.kick();
-      return true;
-    }
-  }
   if (timeout == kNoTimeout) {
     engine.wait(*op_);
   } else {

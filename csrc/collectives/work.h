@@ -29,14 +29,14 @@ struct WorkState {
 
 class WorkNeuron final : public c10d::Work {
  public:
-  WorkNeuron(int rank, c10d::OpType type, std::shared_ptr<collectives::GroupOp> op, std::shared_ptr<WorkState> state,
-             bool blocks_host);
+  WorkNeuron(int rank, c10d::OpType type, std::shared_ptr<collectives::GroupOp> op, std::shared_ptr<WorkState> state);
 
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override { return state_->outputs; }
+  // Blocks the host, whatever its stream.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   void blockCurrentStream() override { wait(kNoTimeout); }
@@ -44,10 +44,8 @@ class WorkNeuron final : public c10d::Work {
   uint64_t getSequencenumber() const override { return state_->number; }
 
  private:
-  struct WaitTask;
   std::shared_ptr<collectives::GroupOp> op_;
   std::shared_ptr<WorkState> state_;
-  bool blocks_host_;
 };
 
 // Several works as one.

@@ -1,4 +1,4 @@
-"""`torchneuron comm-bench`: times collectives over the neuron backend beside gloo's, as a table like nccom-test's.
+"""`torchneuron comm-bench`: times collectives on neuron beside gloo, as a table in the form of nccom-test.
 
 The last columns say what the same operation would take on trn2, from the algorithm's steps and the bytes that each rank
 moves: within an instance over NeuronLink, or between instances over EFA.
