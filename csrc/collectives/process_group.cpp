@@ -41,8 +41,7 @@ std::optional<DataType> known_type(c10::ScalarType t) {
     X(ComplexFloat, complex64) X(ComplexDouble, complex128)
     // clang-format on
 #undef X
-    default:
-      return std::nullopt;
+                default : return std::nullopt;
   }
 }
 

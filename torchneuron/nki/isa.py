@@ -5,7 +5,6 @@ NkiValidationError with the kernel's line. Every function returns a handle whose
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
