@@ -1,6 +1,7 @@
 # Every command does its own set-up in .venv. Needed: Python >= 3.10, a C++20 compiler, make.
 #
 #   make demo       train two models on `neuron` and on `cpu`, compare them, draw plots into demo-output/
+#   make demo-distributed   train with FSDP2 on four local ranks
 #   make test       lint, C++ tests, Python tests
 #   make bench      measure `neuron` against `cpu`
 #   make sanitize   C++ tests under the address, undefined-behaviour and thread sanitizers
@@ -33,7 +34,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: build demo test bench sanitize lint format docs clean cpp-test python-test
+.PHONY: build demo demo-distributed test bench sanitize lint format docs clean cpp-test python-test
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 build: $(STAMPS)/build
@@ -72,6 +73,9 @@ $(STAMPS)/build: $(STAMPS)/tools pyproject.toml $(CPP_SOURCES)
 
 demo: build
 	$(BIN)/python examples/demo.py
+
+demo-distributed: build
+	$(BIN)/torchrun --standalone --nproc-per-node=4 examples/train_fsdp.py
 
 test: $(STAMPS)/system lint cpp-test python-test
 
