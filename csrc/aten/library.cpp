@@ -63,8 +63,9 @@ bool whole_composite(const std::string& name) {
       "aten::convolution_backward_overrideable",
       // Its out= form names the device types that it knows.
       "aten::mode",
-      // Calls a kernel table that has no entry for our device.
+      // These call a kernel table that has no entry for our device.
       "aten::conj_physical_",
+      "aten::kaiser_window",
   };
   return names.count(name) || name.rfind("aten::_foreach_", 0) == 0;
 }

@@ -17,6 +17,8 @@ namespace neuron {
 class NeuronStorage final : public c10::StorageImpl {
  public:
   using c10::StorageImpl::StorageImpl;
+  // The last reference calls release_resources only if weak references are left.
+  ~NeuronStorage() override { NeuronStorage::release_resources(); }
   void release_resources() override;
 
  private:
