@@ -23,6 +23,8 @@ def representative():
         suite = SUITES[suite_name]
         for name, entry in suite.entries().items():
             dtypes = sorted(str(d).removeprefix("torch.") for d in suite.dtypes(entry))
+            if not dtypes:  # an entry for accelerators alone
+                continue
             dtype = "float32" if "float32" in dtypes else dtypes[0]
             found += [
                 Case(suite_name, name, dtype, kind)
