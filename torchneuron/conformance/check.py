@@ -139,7 +139,7 @@ class _Comparison:
         if isinstance(on_device, Exception):
             raise Mismatch(f"raises {_say(on_device)}")
         known = not random and self.case.name.removeprefix("_refs.") not in UNINITIALISED
-        exact = compare((before, on_cpu), (after, on_device), self.device, values=known)
+        exact = compare((before, on_cpu), (after, on_device), self.device, values=known, aliasing=self.kind.aliasing)
         self.outcome.rounded += not exact
         self.outcome.random += random
         if random:

@@ -40,6 +40,8 @@ class Kind:
     recipe: Callable[[Any, Sample], Any]
     # at most so many samples, evenly spread, unless the command asks for another number
     limit: int = 40
+    # which results share a storage must be as on CPU; of gradients autograd promises nothing about that
+    aliasing: bool = True
 
 
 @dataclass(frozen=True)
@@ -299,7 +301,7 @@ def _module_reload(info: Any, sample: Sample) -> Any:
 
 _MODULE_KINDS = {
     "module forward": Kind(_always, _module_samples, _module_forward, 200),
-    "module backward": Kind(_always, _module_samples, _module_backward, 200),
+    "module backward": Kind(_always, _module_samples, _module_backward, 200, aliasing=False),
     "module state": Kind(_always, _module_samples, _module_reload, 10),
 }
 
