@@ -11,6 +11,8 @@
 #include "aten/op_table.h"
 #include "aten/storage.h"
 #include "collectives.h"
+#include "fusion/log.h"
+#include "fusion/stats.h"
 #include "memory.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
@@ -36,8 +38,8 @@ void check_signals() {
   }
 }
 
-void initialize(int device_count, size_t capacity, bool launch_blocking, bool strict) {
-  settings() = {device_count, capacity, launch_blocking, strict};
+void initialize(int device_count, size_t capacity, bool launch_blocking, bool strict, bool fusion) {
+  settings() = {device_count, capacity, launch_blocking, strict, fusion};
   register_allocators();
   register_pinned_allocator();
   register_hooks();
@@ -117,11 +119,41 @@ at::Tensor as_host(const at::Tensor& t) {
   return Bridge(t.device().index()).to_host(t);
 }
 
+py::dict fusion_stats() {
+  py::dict out;
+#define X(name) out[#name] = fusion::g_stats.name.load();
+  NEURON_FUSION_COUNTERS(X)
+#undef X
+  return out;
+}
+
+void reset_fusion_stats() {
+#define X(name) fusion::g_stats.name = 0;
+  NEURON_FUSION_COUNTERS(X)
+#undef X
+}
+
+// Python's listener for readable programs, or None.
+py::object& program_listener() {
+  static auto* listener = new py::object;
+  return *listener;
+}
+
+void set_program_listener(py::object listener) {
+  const bool on = !listener.is_none();
+  program_listener() = std::move(listener);
+  fusion::set_log_listener(on ? [](const std::string& text) {
+    py::gil_scoped_acquire gil;
+    program_listener()(text);
+  }
+                              : fusion::LogListener{});
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.def("initialize", &initialize, py::arg("device_count"), py::arg("capacity"), py::arg("launch_blocking"),
-        py::arg("strict"));
+        py::arg("strict"), py::arg("fusion"));
   m.def("device_count", &device_count);
   m.def("initialized", &initialized);
   m.def("in_bad_fork", &in_bad_fork);
@@ -142,6 +174,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_fallback_listener", &set_fallback_listener);
   m.def("op_rows", &op_rows);
   m.def("shadowed_operators", &shadowed_operators);
+  m.def("fusion_stats", &fusion_stats);
+  m.def("reset_fusion_stats", &reset_fusion_stats);
+  m.def("set_program_listener", &set_program_listener);
   m.def("from_host", &from_host);
   m.def("host_of", &host_of);
   m.def("rebase", &rebase);

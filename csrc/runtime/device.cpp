@@ -105,6 +105,7 @@ c10::Stream exchange_stream(c10::Stream stream) {
   c10::DeviceIndex index = resolve_device(stream.device_index());
   c10::Stream old = current_stream(index);
   queue_of(stream);  // throws if there is no such stream
+  if (old.id() != stream.id()) current_queue(index).settle();
   t_streams[index] = static_cast<int16_t>(stream.id());
   return old;
 }
@@ -128,6 +129,7 @@ void settle_devices() {
     DeviceState* state = slot.load(std::memory_order_acquire);
     if (!state) continue;
     for (auto& queue : state->streams) {
+      queue.settle();
       queue.await(queue.enqueued());
       queue.release_finished();
     }

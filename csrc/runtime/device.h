@@ -20,6 +20,7 @@ struct Settings {
   size_t capacity = 0;  // bytes of memory of each device
   bool launch_blocking = false;
   bool strict = false;
+  bool fusion = true;
 };
 Settings& settings();
 

@@ -73,6 +73,7 @@ class Worker {
 void stop_worker() { Worker::get().stop(); }
 
 uint64_t StreamQueue::enqueue(std::unique_ptr<Task> task, bool kick_worker) {
+  settle();
   std::vector<std::unique_ptr<Task>> garbage;
   uint64_t ticket;
   {
@@ -169,6 +170,7 @@ void StreamQueue::rethrow() {
 }
 
 void StreamQueue::kick() {
+  settle();
   if (!idle() && !Worker::get().kick(this)) await(enqueued());
 }
 
@@ -188,6 +190,7 @@ struct Event::BlockTask final : Task {
 };
 
 void Event::record(StreamQueue& queue) {
+  queue.settle();
   auto state = std::make_shared<State>();
   state->queue = &queue;
   if (queue.idle()) {

@@ -34,6 +34,13 @@ struct Task {
 
 int64_t now_ns();  // monotonic clock
 
+// Work that was called but is not queued yet. It comes after everything queued so far, and whoever queues or waits
+// runs it first (the fusion window of the stream).
+struct Deferred {
+  virtual ~Deferred() = default;
+  virtual void flush() = 0;
+};
+
 class StreamQueue {
  public:
   StreamQueue() = default;
@@ -47,9 +54,16 @@ class StreamQueue {
   bool done(uint64_t ticket) const { return completed() >= ticket; }
   bool idle() const { return done(enqueued()); }
 
+  // Null: there is none (any more).
+  void set_deferred(Deferred* work) { deferred_.store(work, std::memory_order_release); }
+  void settle() {
+    if (Deferred* work = deferred_.load(std::memory_order_acquire)) work->flush();
+  }
+
   // Returns when `ticket` is done; executes queued work in this thread if nobody else does. Rethrows a task's error.
   void wait(uint64_t ticket);
   void drain() {
+    settle();
     if (!idle() || unsettled_.load(std::memory_order_acquire)) wait(enqueued());
   }
   // As `wait`, without rethrowing: for one stream that waits for another.
@@ -79,6 +93,7 @@ class StreamQueue {
   std::vector<std::unique_ptr<Task>> finished_;
   std::vector<std::exception_ptr> errors_;  // of tasks run since the last wait
   std::atomic<uint64_t> enqueued_{0}, completed_{0};
+  std::atomic<Deferred*> deferred_{nullptr};
   std::atomic<bool> executing_{false};  // the right to execute is taken
   std::atomic<bool> unsettled_{false};  // there is something in finished_ or errors_
 };
