@@ -98,8 +98,10 @@ c10::Stream default_stream(c10::DeviceIndex index) { return make_stream(resolve_
 c10::Stream new_stream(c10::DeviceIndex index) {
   index = resolve_device(index);
   uint32_t n = device_state(index).next_stream.fetch_add(1);
-  return make_stream(index, 1 + n % (DeviceState::kStreams - 1));
+  return make_stream(index, 1 + n % (DeviceState::kIdleStream - 1));
 }
+
+c10::Stream idle_stream(c10::DeviceIndex index) { return make_stream(resolve_device(index), DeviceState::kIdleStream); }
 
 c10::Stream exchange_stream(c10::Stream stream) {
   c10::DeviceIndex index = resolve_device(stream.device_index());
