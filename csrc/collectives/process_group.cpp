@@ -371,7 +371,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::shrink(const std::vector<i
   if (flags & kAbort) abort();
   std::vector<int> left;
   std::string key = "neuron/shrink";
-  for (int64_t r : excluded) key += "/" + std::to_string(r);
+  for (int64_t r : excluded) key.append("/").append(std::to_string(r));
   for (int r = 0; r < getSize(); r++)
     if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
   auto smaller = part(c10::make_intrusive<c10d::PrefixStore>(key, store_), left, options, ":shrunk");
