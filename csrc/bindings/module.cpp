@@ -11,6 +11,7 @@
 #include "aten/op_table.h"
 #include "aten/storage.h"
 #include "collectives.h"
+#include "compile.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
@@ -236,6 +237,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("rebase", &rebase);
   m.def("as_host", &as_host);
   bind_collectives(m, &check_signals);
+  bind_compile(m);
 }
 
 }  // namespace neuron
