@@ -20,10 +20,11 @@ def operators(graph):
 
 
 def run(name, graph, *inputs):
-    """Operators before and after a pass; checks that the results are the same bits."""
+    """Operators before and after a pass and dead code; checks that the results are the same bits."""
     before = operators(graph)
     expected = graph(*inputs)
     PASSES[name](graph.graph)
+    PASSES["dead_code"](graph.graph)
     graph.graph.lint()
     graph.recompile()
     got = graph(*inputs)
@@ -205,6 +206,81 @@ def test_other_gradients_are_not_stacked(f):
     inputs = [torch.randn(4, 6) for _ in range(2)]
     before, after = run("patterns", trace(f, *inputs), *inputs)
     assert before == after
+
+
+CACHE = torch.zeros(8, 4)
+
+
+def written(f, *inputs):
+    """The operators that a functional graph has after the pass, and what it returned and left in its first input,
+    checked against the same without the pass."""
+
+    def functional(*args):
+        out, new = f(*args)
+        args[0].copy_(new)
+        return out
+
+    results, graphs = [], []
+    for passes in ((), ("reinplace", "dead_code")):
+        graph = make_fx(functional, tracing_mode="fake")(*inputs)
+        for name in passes:
+            PASSES[name](graph.graph)
+        graph.graph.lint()
+        graph.recompile()
+        own = [i.clone() for i in inputs]
+        results.append((graph(*own), own[0]))
+        graphs.append(graph)
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    return operators(graphs[1])
+
+
+I = torch.tensor([1, 3])
+ROWS = torch.randn(2, 4)
+
+
+@pytest.mark.parametrize(
+    "f, left",
+    [
+        (lambda c, r, i: (r + 1, aten.index_put(c, [i], r)), [aten.add.Tensor, aten.index_put_.default]),
+        (lambda c, r, i: (r + 1, aten.slice_scatter(c, r, 0, 2, 4)), [aten.add.Tensor, aten.slice.Tensor, aten.copy_.default]),
+        (lambda c, r, i: ((n := aten.index_put(c, [i], r)).sum(0), aten.select_scatter(n, r[0], 0, 5)),
+         [aten.index_put_.default, aten.sum.dim_IntList, aten.select.int, aten.select.int, aten.copy_.default]),
+        (lambda c, r, i: (r + 1, aten.view(aten.index_put(aten.view(c, [4, 8]), [i], r.view(-1)), [8, 4])),
+         [aten.add.Tensor, aten.view.default, aten.view.default, aten.index_put_.default]),
+    ],
+)  # fmt: skip
+def test_parts_of_an_input_are_written_in_place(f, left):
+    after = written(f, CACHE, ROWS, I)
+    assert after == left
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda c, r, i: (c.sum(0), aten.index_put(c, [i], r) + 1),  # what goes in is not what was written
+        lambda c, r, i: ((n := aten.index_put(c, [i], r)), n),  # the caller gets it, too
+        lambda c, r, i: ((n := aten.index_put(c, [i], r)).sum() + c.sum(), n),  # the old one is needed
+        lambda c, r, i: ((v := c.view(-1)) + (n := aten.index_put(c, [i], r)).view(-1) + v, n),
+        lambda c, r, i: (r, aten.index_put(c, [i], c[:2])),  # reads where it writes
+    ],
+)
+def test_what_is_not_written_in_place(f):
+    assert aten.index_put.default in written(f, CACHE, ROWS, I)
+
+
+def test_a_temporary_is_written_in_place():
+    graph = trace(lambda r, i: aten.index_put(torch.zeros(8, 4), [i], r) * 2, ROWS, I)
+    _, after = run("reinplace", graph, ROWS, I)
+    assert aten.index_put_.default in after and aten.index_put.default not in after
+
+
+def test_a_constant_is_not_written_in_place():
+    graph = make_fx(lambda r, i: aten.index_put(CACHE, [i], r) * 2)(ROWS, I)
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            node.meta["val"] = CACHE
+    _, after = run("reinplace", graph, ROWS, I)
+    assert aten.index_put.default in after
 
 
 def test_all_passes_together_and_none():

@@ -16,6 +16,7 @@ from torchneuron.compile.passes import (
     dead_code,
     layout,
     patterns,
+    reinplace,
     views,
 )
 
@@ -26,14 +27,12 @@ PASSES: dict[str, Callable[[Graph], bool]] = {
     "constant_folding": constant_folding.run,
     "layout": layout.run,
     "patterns": patterns.run,
+    "reinplace": reinplace.run,  # last: the graph is functional no more
 }
 
 
 def run_passes(module: GraphModule, names: frozenset[str] = frozenset(PASSES)) -> None:
-    """Runs the passes called `names`; a second round if the first changed something."""
-    for _ in range(2):
-        changed = [run(module.graph) for name, run in PASSES.items() if name in names]
-        if not any(changed):
-            break
-    if "dead_code" in names:
-        dead_code.run(module.graph)
+    """Runs the passes called `names`."""
+    for name, run in PASSES.items():
+        if name in names and run(module.graph) and "dead_code" in names:
+            dead_code.run(module.graph)

@@ -7,6 +7,7 @@ mutate) writes to memory.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,20 +33,27 @@ def is_operator(node: Node, *packets: Any) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    return is_operator(node) and _aliasing(node.target)[0]
+    """Whether a node's value lies in its first argument's storage."""
+    return is_operator(node) and (_aliasing(node.target)[0] or node.target is torch.ops.aten._unsafe_view.default)
+
+
+@functools.cache
+def _draws(op: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def has_effect(node: Node) -> bool:
+    """Whether a node does something besides having a value: writes, draws random numbers, talks to others."""
+    if is_operator(node) and node.target.namespace == "aten":
+        return _aliasing(node.target)[1] or _draws(node.target) or not node.target._schema.returns
+    return node.is_impure()
 
 
 def is_pure(node: Node) -> bool:
-    """Whether a node's value depends on its arguments alone, and nothing else depends on it having run."""
-    if node.op != "call_function":
+    """Whether a node's value is a function of its arguments."""
+    if node.op != "call_function" or isinstance(node.target, torch._ops.HigherOrderOperator) or has_effect(node):
         return False
-    if is_operator(node):
-        return not node.is_impure() and not _aliasing(node.target)[1] and not _random(node.target)
-    return not isinstance(node.target, torch._ops.OperatorBase) and not node.is_impure()
-
-
-def _random(op: torch._ops.OpOverload) -> bool:
-    return torch.Tag.nondeterministic_seeded in op.tags or op.overloadpacket in _UNINITIALISED
+    return not is_operator(node) or node.target.overloadpacket not in _UNINITIALISED
 
 
 _UNINITIALISED = (
@@ -71,13 +79,10 @@ def base(node: Node) -> Node:
     while True:
         if is_view(node) and isinstance(node.args[0], Node):
             node = node.args[0]
-        elif node.target is _getitem and is_view(node.args[0]):
+        elif node.target is operator.getitem and is_view(node.args[0]):
             node = node.args[0]
         else:
             return node
-
-
-_getitem = __import__("operator").getitem
 
 
 def output_node(graph: Graph) -> Node:

@@ -60,8 +60,6 @@ def run(graph: Graph) -> bool:
             continue
         _replace(graph, node, compute(node))
         changed = True
-    if changed:
-        graph.eliminate_dead_code()
     return changed
 
 

@@ -52,6 +52,4 @@ def run(graph: Graph) -> bool:
     for node in reversed(list(graph.nodes)):
         if is_operator(node, aten.add) and len(node.users) > 0:
             changed |= _stack(graph, node)
-    if changed:
-        graph.eliminate_dead_code()
     return changed

@@ -55,7 +55,7 @@ def run(graph: Graph) -> bool:
     leaving = Leaving(graph)
     changed = False
     for node in list(graph.nodes):
-        if not (is_view(node) or is_operator(node, aten._unsafe_view)) or not is_tensor(node):
+        if not is_view(node) or not is_tensor(node):
             continue
         if not is_tensor(node.args[0]):
             continue
