@@ -86,6 +86,12 @@ LAUNCH_BLOCKING = Variable(
     _flag,
     "`1`: everything runs where it is called and nothing is queued. For debugging.",
 )
+FUSION = Variable(
+    "TORCH_NEURON_FUSION",
+    True,
+    _flag,
+    "`0`: every fusible operator runs by itself, where it is called. Results are the same bits.",
+)
 STRICT = Variable(
     "TORCH_NEURON_STRICT",
     False,
@@ -169,6 +175,7 @@ VARIABLES = [
     VISIBLE_CORES,
     LOCAL_WORLD_SIZE,
     LAUNCH_BLOCKING,
+    FUSION,
     STRICT,
     MEMORY_BYTES,
     INTERFACE,

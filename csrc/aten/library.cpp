@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "fusion/stats.h"
 #include "graph.h"
 #include "runtime/generator.h"
 #include "runtime/profiler.h"
@@ -229,6 +230,7 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
     });
   if (account(counter_, use) == Support::fallback && settings().strict) refuse(counter_, use, describe(args));
 
+  fusion::count(fusion::g_stats.library_calls);
   begin_library_call(index);
   Capture* capture = current_capture();
   int generator_slot = -1;

@@ -24,33 +24,64 @@ std::exception_ptr as_torch_error(std::exception_ptr error) {
   }
 }
 
+constexpr int64_t kPatienceNs = 200'000;  // a small collective ends before another thread would have been woken
+constexpr int64_t kHelpNs = 20'000'000;
+
+collectives::Engine& engine() { return collectives::Node::get().engine(); }
+
+struct Finished final : Gate {
+  explicit Finished(std::shared_ptr<GroupOp> op) : op(std::move(op)) {}
+  bool open() const override { return op->done(); }
+  void help() override { engine().wait_for(*op, kHelpNs); }
+  void kick() override { engine().kick(); }
+  std::shared_ptr<GroupOp> op;
+};
+
+// A stream waits for an operation.
+struct StreamWait final : Task {
+  StreamWait(std::shared_ptr<Gate> finished, std::shared_ptr<WorkState> state)
+      : finished(std::move(finished)), state(std::move(state)) {}
+  void run() override {
+    if (state->error) std::rethrow_exception(state->error);
+  }
+  std::shared_ptr<Gate> gate() const override { return finished; }
+  std::shared_ptr<Gate> finished;
+  std::shared_ptr<WorkState> state;
+};
+
 c10::intrusive_ptr<c10::ivalue::Future> make_future(std::vector<c10::Device> devices) {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::move(devices));
 }
 
 }  // namespace
 
-void WorkState::finish(std::exception_ptr failure) {
+void throw_as_torch_error(std::exception_ptr error) { std::rethrow_exception(as_torch_error(std::move(error))); }
+
+std::function<void()> WorkState::finish(std::exception_ptr failure) {
+  StreamQueue::TaskScope scope;  // streams may wait for this thread
   if (!failure) {
     try {
-      KernelScope scope(current_device());
+      KernelScope kernel(current_device());
       for (auto& [to, from] : copies) to.copy_(from);
     } catch (...) {
       failure = std::current_exception();
     }
   }
-  c10::intrusive_ptr<c10::ivalue::Future> waiting;
-  {
-    std::lock_guard lock(mutex);
-    if (failure) error = as_torch_error(failure);
-    complete = true;
-    waiting = future;
-  }
-  if (!waiting) return;
-  if (error)
-    waiting->setErrorIfNeeded(error);
-  else
-    waiting->markCompleted(outputs);
+  std::lock_guard lock(mutex);
+  if (failure) error = as_torch_error(failure);
+  complete = true;
+  if (!future) return nullptr;
+  return [this] {
+    // Events that tell other streams of this completion must not lie behind what the thread's stream waits for.
+    StreamQueue::TaskScope inside;
+    std::vector<c10::Stream> streams;
+    for (auto& device : devices) streams.push_back(exchange_stream(idle_stream(device.index())));
+    if (error)
+      future->setErrorIfNeeded(error);
+    else
+      future->markCompleted(outputs);
+    for (auto& stream : streams) exchange_stream(stream);
+  };
 }
 
 WorkNeuron::WorkNeuron(int rank, c10d::OpType type, std::shared_ptr<GroupOp> op, std::shared_ptr<WorkState> state)
@@ -58,7 +89,7 @@ WorkNeuron::WorkNeuron(int rank, c10d::OpType type, std::shared_ptr<GroupOp> op,
 
 bool WorkNeuron::isCompleted() {
   if (op_->done()) return true;
-  collectives::Node::get().engine().kick();
+  engine().kick();
   return false;
 }
 
@@ -67,19 +98,28 @@ std::exception_ptr WorkNeuron::exception() const { return op_->done() ? state_->
 
 int WorkNeuron::sourceRank() const {
   TORCH_CHECK(state_->source, "sourceRank() is known only for works of recv from any source.");
+  wait_on_host();
   return *state_->source;
 }
 
+void WorkNeuron::wait_on_host() const {
+  engine().wait(*op_);
+  if (state_->error) std::rethrow_exception(state_->error);
+}
+
 bool WorkNeuron::wait(std::chrono::milliseconds timeout) {
-  auto& engine = collectives::Node::get().engine();
-  if (timeout == kNoTimeout) {
-    engine.wait(*op_);
-  } else {
-    TORCH_CHECK_WITH(DistBackendError, engine.wait_for(*op_, std::chrono::nanoseconds(timeout).count()),
+  if (timeout != kNoTimeout) {
+    TORCH_CHECK_WITH(DistBackendError, engine().wait_for(*op_, std::chrono::nanoseconds(timeout).count()),
                      "neuron: ", op_->what(), " is not done after ", timeout.count(),
                      " ms. It goes on in the background.");
+  } else if (!state_->devices.empty() && !settings().launch_blocking && !engine().wait_for(*op_, kPatienceNs)) {
+    auto finished = std::make_shared<Finished>(op_);
+    for (auto& device : state_->devices)
+      current_queue(device.index()).enqueue(std::make_unique<StreamWait>(finished, state_));
+    engine().kick();
+    return true;
   }
-  if (state_->error) std::rethrow_exception(state_->error);
+  wait_on_host();
   return true;
 }
 
@@ -93,12 +133,21 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkNeuron::getFuture() {
     complete = state_->complete;
   }
   if (!complete) {
-    collectives::Node::get().engine().kick();
+    engine().kick();
   } else if (state_->error) {
     future->setErrorIfNeeded(state_->error);
   } else {
     future->markCompleted(state_->outputs);
   }
+  return future;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkDone::getFuture() {
+  std::vector<c10::Device> devices;
+  for (auto& t : outputs_)
+    if (!t.device().is_cpu()) devices.push_back(t.device());
+  auto future = make_future(std::move(devices));
+  future->markCompleted(outputs_);
   return future;
 }
 

@@ -183,6 +183,7 @@ def _mismatch(rank, world):
     x = torch.ones(10 + rank, device=torch.device("neuron", rank))
     with pytest.raises(dist.DistBackendError, match="different collectives.*rank"):
         dist.all_reduce(x)
+        x.tolist()  # errors surface where the host waits
     with pytest.raises(dist.DistBackendError, match="cannot be used any more"):
         dist.barrier()
 

@@ -132,4 +132,102 @@ inline float softplus(float x) {  // max(x, 0) + log(1 + e^-|x|)
 }
 inline float mish(float x) { return x * tanh(softplus(x)); }
 
+// ---- through double precision: results are right to the last place of fp32 but for rare ties ------------------------
+inline double from_bits64(uint64_t b) { return std::bit_cast<double>(b); }
+inline uint64_t to_bits64(double d) { return std::bit_cast<uint64_t>(d); }
+
+// e^x to 1e-14; beyond fp32's range some number that rounds to 0 or infinity.
+inline double exp_wide(double x) {
+  const double above = x > -200.0 ? x : -200.0, limited = above < 200.0 ? above : 200.0;
+  const double magic = 6755399441055744.0;  // 1.5 * 2^52: the low bits of the sum are the integer
+  const double t = limited * 1.4426950408889634 + magic, n = t - magic;
+  const double r = (limited - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
+  double p = 1.0 / 39916800;  // Taylor: |r| <= ln(2) / 2
+  p = p * r + 1.0 / 3628800;
+  p = p * r + 1.0 / 362880;
+  p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040;
+  p = p * r + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  return p * from_bits64((to_bits64(t) + 1023) << 52);
+}
+
+// log x to 1e-13 for x that fp32 has, subnormal ones too.
+inline double log_wide(double x) {
+  const uint64_t bits = to_bits64(x) + (0x3ff0000000000000u - 0x3fe6a09e667f3bcdu);  // mantissas from sqrt(1/2)
+  const double e = from_bits64((bits >> 52) | 0x4330000000000000u) - (4503599627370496.0 + 1023.0);
+  const double m = from_bits64((bits & 0x000fffffffffffffu) + 0x3fe6a09e667f3bcdu);
+  const double f = (m - 1.0) / (m + 1.0), u = f * f;
+  double p = 1.0 / 17;  // artanh
+  p = p * u + 1.0 / 15;
+  p = p * u + 1.0 / 13;
+  p = p * u + 1.0 / 11;
+  p = p * u + 1.0 / 9;
+  p = p * u + 1.0 / 7;
+  p = p * u + 1.0 / 5;
+  p = p * u + 1.0 / 3;
+  const double y = 2.0 * (f + f * u * p) + e * 0.69314718055994530942;
+  const double finite = x > 3.5e38 ? x : y;
+  const double positive = x == 0.0 ? -HUGE_VAL : finite;
+  return x >= 0.0 ? positive : static_cast<double>(NAN);
+}
+
+inline float exp2(float x) { return x != x ? x : static_cast<float>(exp_wide(x * 0.69314718055994530942)); }
+inline float log2(float x) { return static_cast<float>(log_wide(x) * 1.4426950408889634074); }
+inline float log10(float x) { return static_cast<float>(log_wide(x) * 0.43429448190325182765); }
+inline float expm1(float x) {
+  const float y = static_cast<float>(exp_wide(x) - 1.0);
+  const float small = x * (1.0f + 0.5f * x);  // keeps the sign of 0
+  return std::fabs(x) < 1e-5f ? small : (x != x ? x : y);
+}
+inline float log1p(float x) {
+  const float y = static_cast<float>(log_wide(1.0 + x));
+  const float small = x * (1.0f - 0.5f * x);
+  return std::fabs(x) < 1e-5f ? small : y;
+}
+inline float pow(float x, float y) {
+  const float a = std::fabs(x);
+  const float r = static_cast<float>(exp_wide(static_cast<double>(y) * log_wide(a)));
+  const float b = std::fabs(y), half = b * 0.5f;
+  const bool integer = std::trunc(y) == y, odd = integer && std::trunc(half) != half;
+  const bool infinite = b > 3.4028235e38f, edge = a == 0.0f || a > 3.4028235e38f;
+  const float negative = odd ? -r : (integer || infinite || edge ? r : NAN);
+  const float signed_zero = std::copysign(1.0f, x) < 0.0f ? negative : r;
+  const float number = x != x ? x : (y != y ? y : signed_zero);
+  const float one = a == 1.0f && infinite ? 1.0f : number;
+  return y == 0.0f || x == 1.0f ? 1.0f : one;
+}
+
+inline constexpr float kReducible = 2e5f;  // larger angles need more digits of pi
+
+// Sine of x + quarter * pi / 2 for |x| < kReducible.
+inline double sin_wide(double x, int quarter) {
+  const double magic = 6755399441055744.0;
+  const double t = x * 0.63661977236758134308 + magic, n = t - magic;
+  const double r = (x - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11, u = r * r;
+  double s = -1.0 / 39916800 + u / 6227020800;
+  s = s * u + 1.0 / 362880;
+  s = s * u - 1.0 / 5040;
+  s = s * u + 1.0 / 120;
+  s = s * u - 1.0 / 6;
+  s = r + r * u * s;
+  double c = -1.0 / 3628800 + u / 479001600;
+  c = c * u + 1.0 / 40320;
+  c = c * u - 1.0 / 720;
+  c = c * u + 1.0 / 24;
+  c = c * u - 0.5;
+  c = 1.0 + u * c;
+  const uint64_t q = to_bits64(t) + static_cast<uint64_t>(quarter);
+  const double y = q & 1 ? c : s;
+  return from_bits64(to_bits64(y) ^ ((q & 2) << 62));
+}
+inline float sin_any(float x) { return static_cast<float>(sin_wide(x, 0)); }
+inline float cos_any(float x) { return static_cast<float>(sin_wide(x, 1)); }
+inline float tan_any(float x) { return static_cast<float>(sin_wide(x, 0) / sin_wide(x, 1)); }
+
 }  // namespace neuron::math
