@@ -162,6 +162,14 @@ SIMD = Variable(
     "the best that the machine has",
 )
 
+CACHE_DIR = Variable(
+    "TORCH_NEURON_CACHE_DIR",
+    os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "torchneuron"),
+    str,
+    "Folder of what `torch.compile` keeps between processes; docs/compile.md. Read at each compilation.",
+    "`$XDG_CACHE_HOME/torchneuron`, else `~/.cache/torchneuron`",
+)
+
 VARIABLES = [
     NUM_CORES,
     VISIBLE_CORES,
@@ -179,6 +187,7 @@ VARIABLES = [
     DMA_TRANSPOSE_ON_PE,
     MX_SCALE,
     SIMD,
+    CACHE_DIR,
     AUTOLOAD,
 ]
 

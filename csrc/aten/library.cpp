@@ -324,7 +324,15 @@ bool wants_library_kernel(const c10::OperatorHandle& op, DispatchKey cpu) {
   return op.hasKernelForDispatchKey(cpu) && !(dense && is_view(op.schema()));
 }
 
+// Filled by register_library, before any thread asks.
+std::unordered_set<c10::OperatorName>& library_operators() {
+  static auto* names = new std::unordered_set<c10::OperatorName>(direct_operators().begin(), direct_operators().end());
+  return *names;
+}
+
 }  // namespace
+
+bool is_library_operator(const c10::OperatorName& name) { return library_operators().count(name) > 0; }
 
 size_t register_library() {
   static auto* libraries = new std::deque<torch::Library>;
@@ -337,6 +345,7 @@ size_t register_library() {
       if (!op || !wants_library_kernel(*op, cpu) || op->hasKernelForDispatchKey(neuron)) continue;
       std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
       library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LibraryKernel>(*op)));
+      if (cpu == DispatchKey::CPU) library_operators().insert(name);
       count++;
     }
   }

@@ -11,6 +11,7 @@
 #include "aten/op_table.h"
 #include "aten/storage.h"
 #include "collectives.h"
+#include "compile.h"
 #include "fusion/log.h"
 #include "fusion/stats.h"
 #include "memory.h"
@@ -182,6 +183,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("rebase", &rebase);
   m.def("as_host", &as_host);
   bind_collectives(m, &check_signals);
+  bind_compile(m);
 }
 
 }  // namespace neuron

@@ -55,6 +55,20 @@ def rng_state_operators(rng_prims: ModuleType) -> None:
         operator._dispatch_cache.clear()
 
 
+def flex_attention_device(flex_attention: ModuleType) -> None:
+    """`flex_attention` refuses tensors whose device is not on its list, which no backend can join.
+
+    Upstream marks the check to be removed ("TODO: Remove once non cuda/cpu devices support is added"). Goes with it.
+    """
+    original = flex_attention._validate_device
+
+    def _validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != "neuron":
+            original(query, key, value)
+
+    flex_attention._validate_device = _validate_device
+
+
 def apply() -> None:
     """Applies the patches that this torch needs."""
     _dlpack_device()
