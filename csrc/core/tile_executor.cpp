@@ -249,6 +249,8 @@ class Execution {
           case TileProgram::Step::Kind::reduce:
             reduce(step, reduction++, n, row, rows, cols, part, unit);
             break;
+          case TileProgram::Step::Kind::gone:
+            break;
         }
       }
     }

@@ -87,11 +87,34 @@ void TileProgram::store(uint16_t access, ValueId value) {
   steps_.push_back(step);
 }
 
-void TileProgram::seal() {
+void TileProgram::number_steps() {
   for (size_t i = 0; i < steps_.size(); i++) {
     for (ValueId v : steps_[i].in)
       if (v != kNone) values_[v].last = static_cast<uint16_t>(i);
-    if (steps_[i].out != kNone) values_[steps_[i].out].last = static_cast<uint16_t>(i);
+    const ValueId out = steps_[i].out;
+    if (out == kNone) continue;
+    values_[out].last = static_cast<uint16_t>(i);
+    if (values_[out].from == Value::From::step) values_[out].index = static_cast<uint16_t>(i);
+  }
+}
+
+void TileProgram::seal() {
+  number_steps();
+  // A load of plain memory is the memory itself: a store waits until what was loaded from there has been used.
+  std::vector<Step> late;
+  for (size_t i = 0; i < steps_.size(); i++) {
+    if (steps_[i].kind != Step::Kind::store) continue;
+    for (const Value& v : values_)
+      if (v.from == Value::From::access && accesses_[v.index].memory == accesses_[steps_[i].access].memory && v.last > i) {
+        late.push_back(steps_[i]);
+        steps_[i].kind = Step::Kind::gone;
+        break;
+      }
+  }
+  if (!late.empty()) {
+    std::erase_if(steps_, [](const Step& s) { return s.kind == Step::Kind::gone; });
+    steps_.insert(steps_.end(), late.begin(), late.end());
+    number_steps();
   }
   // A store may be direct if its value comes from a step, no other direct store has it, and nothing reads the old
   // content of the same memory after the value's step.

@@ -35,7 +35,7 @@ class TileProgram {
   };
   // What runs, in order: loads, operations, stores.
   struct Step {
-    enum class Kind : uint8_t { load, map, reduce, store } kind;
+    enum class Kind : uint8_t { load, map, reduce, store, gone } kind;
     LaneOp op = LaneOp::copy;
     Extent extent = Extent::full;  // of the result; of a reduction's result: row
     ValueId out = kNone;
@@ -83,6 +83,7 @@ class TileProgram {
 
  private:
   ValueId add(Value::From from, Extent extent, uint16_t index);
+  void number_steps();  // after their order changed
 
   std::vector<Value> values_;
   std::vector<Step> steps_;

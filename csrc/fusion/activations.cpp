@@ -67,6 +67,10 @@ ROW(r_silu_backward, "silu_backward", {
 ROW(r_sigmoid_backward, "sigmoid_backward", { V dy = k.in(0), y = k.in(1); return dy * (k.c(1) - y) * y; });
 ROW(r_tanh_backward, "tanh_backward", { V dy = k.in(0), y = k.in(1); return dy * (k.c(1) - y * y); });
 ROW(r_mish, "mish", { V x = k.in(0); return x * f(L::tanh, f(L::log1p, f(L::exp, x))); });
+ROW(r_mish_backward, "mish_backward", {
+  V dy = k.in(0), x = k.in(1);
+  V t = f(L::tanh, f(L::log1p, f(L::exp, x)));
+  return dy * (t + x * f(L::sigmoid, x) * (k.c(1) - t * t)); });
 ROW(r_softplus, "softplus", {
   V x = k.in(0), beta = k.number(0);
   V z = x * beta;
@@ -99,7 +103,7 @@ ROW(r_hardswish, "hardswish", { V x = k.in(0); return x * clamped(k, x + k.c(3),
 ROW(r_hardswish_backward, "hardswish_backward", {
   V dy = k.in(0), x = k.in(1);
   V inner = dy * (x / k.c(3) + k.c(0.5f));
-  return where(x < k.c(-3), k.c(0), where(x < k.c(3), inner, dy)); });
+  return where(x <= k.c(-3), k.c(0), where(x < k.c(3), inner, dy)); });
 ROW(r_hardsigmoid, "hardsigmoid", { return clamped(k, k.in(0) + k.c(3), 0, 6) / k.c(6); });
 ROW(r_hardsigmoid_backward, "hardsigmoid_backward", {
   V dy = k.in(0), x = k.in(1);
@@ -132,7 +136,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 #define BACKWARD(op) OP(op##_backward, r_##op##_backward) OP(op##_backward_grad_input, r_##op##_backward)
   // clang-format off
   OP(relu, r_relu) OP(relu_, r_relu) OP(relu_out, r_relu) UNARY(gelu) BACKWARD(gelu) UNARY(silu) BACKWARD(silu)
-  BACKWARD(sigmoid) BACKWARD(tanh) UNARY(mish) OP(softplus, r_softplus) OP(softplus_out, r_softplus) BACKWARD(softplus)
+  BACKWARD(sigmoid) BACKWARD(tanh) UNARY(mish) OP(mish_backward, r_mish_backward) OP(softplus, r_softplus) OP(softplus_out, r_softplus) BACKWARD(softplus)
   UNARY(elu) BACKWARD(elu) UNARY(leaky_relu) BACKWARD(leaky_relu) UNARY(hardtanh) BACKWARD(hardtanh) UNARY(hardswish)
   OP(hardswish_backward, r_hardswish_backward) UNARY(hardsigmoid) BACKWARD(hardsigmoid) UNARY(threshold)
   BACKWARD(threshold)

@@ -199,7 +199,14 @@ std::string describe(const Plan& plan, const Graph& graph) {
     if (space.members > 1) out << ", and " << space.members - 1 << " more tensors";
     out << ";";
     for (uint16_t n : launch.nodes) out << " " << graph.nodes[n].row->name;
-    out << "\n" << launch.program.text();
+    out << "\n";
+    for (size_t a = 0; a < launch.operands.size(); a++) {
+      const Place& p = graph.place(launch.operands[a]);
+      out << "m" << a << " = storage " << p.storage << " + " << p.offset << ":";
+      for (int d = 0; d < p.ndim; d++) out << " " << p.size[d] << "*" << p.stride[d];
+      out << "\n";
+    }
+    out << launch.program.text();
   }
   out << plan.stores_elided << " stores elided\n";
   return out.str();

@@ -41,7 +41,7 @@ bool RowsCall::columns_are_fast(const Tensor& t) const {
   int64_t fast[2] = {INT64_MAX, INT64_MAX};
   for (int d = 0; d < layout_.ndim; d++)
     if (layout_.size[d] > 1) fast[reduced_[d]] = std::min(fast[reduced_[d]], t.stride(d));
-  return fast[1] <= fast[0];
+  return columns_ == 1 || fast[1] <= fast[0];
 }
 
 bool RowsCall::input(const Tensor& t, const Place& place) {

@@ -63,7 +63,7 @@ inline float tanh(float x) {
   p = p * u + -0.33333334f;
   const float small = x + x * u * p;
   const float large = 1.0f - 2.0f / (exp(2.0f * (a > 20.0f ? 20.0f : a)) + 1.0f);
-  return x != x ? x : (a < 0.625f ? small : std::copysign(large, x));
+  return x != x ? x : std::copysign(a < 0.625f ? small : large, x);
 }
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
