@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import time
 
 import pytest
 import torch
