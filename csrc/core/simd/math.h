@@ -182,12 +182,12 @@ inline float log2(float x) { return static_cast<float>(log_wide(x) * 1.442695040
 inline float log10(float x) { return static_cast<float>(log_wide(x) * 0.43429448190325182765); }
 inline float expm1(float x) {
   const float y = static_cast<float>(exp_wide(x) - 1.0);
-  const float small = x * (1.0f + 0.5f * x);  // keeps the sign of 0
+  const float small = std::copysign(x + 0.5f * x * x, x);
   return std::fabs(x) < 1e-5f ? small : (x != x ? x : y);
 }
 inline float log1p(float x) {
   const float y = static_cast<float>(log_wide(1.0 + x));
-  const float small = x * (1.0f - 0.5f * x);
+  const float small = std::copysign(x - 0.5f * x * x, x);
   return std::fabs(x) < 1e-5f ? small : y;
 }
 inline float pow(float x, float y) {
@@ -215,7 +215,7 @@ inline double sin_wide(double x, int quarter) {
   s = s * u - 1.0 / 5040;
   s = s * u + 1.0 / 120;
   s = s * u - 1.0 / 6;
-  s = r + r * u * s;
+  s = r * (1.0 + u * s);
   double c = -1.0 / 3628800 + u / 479001600;
   c = c * u + 1.0 / 40320;
   c = c * u - 1.0 / 720;
