@@ -100,14 +100,15 @@ struct Direct<Op, Ret(Args...)> {
     }
   }
 
- private:
-  static constexpr c10::DispatchKeySet kCpu{c10::DispatchKey::CPU};
-
+  // The general path.
   static Ret boxed(Args... args) {
     static auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     static auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<LibraryKernel>(op));
     return kernel.template call<Ret, Args...>(op, kCpu, std::forward<Args>(args)...);
   }
+
+ private:
+  static constexpr c10::DispatchKeySet kCpu{c10::DispatchKey::CPU};
 
   // The written argument, after changes of its sizes and storage were carried back.
   template <size_t I, class Host, class First, class... Rest>

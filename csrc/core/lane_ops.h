@@ -51,6 +51,14 @@ enum class Lane : uint8_t { f32, i32, any };  // any: bits of either kind
   X(iand, 2, i32, i32, tensor_tensor, false, "a & b")                                                               \
   X(ior, 2, i32, i32, tensor_tensor, false, "a | b")                                                                \
   X(ixor, 2, i32, i32, tensor_tensor, false, "a ^ b")                                                               \
+  X(mul_add, 3, f32, f32, scalar_tensor_tensor, false, "a * b, rounded, + c")                                       \
+  X(mul_sub, 3, f32, f32, scalar_tensor_tensor, false, "a * b, rounded, - c")                                       \
+  X(mul_rsub, 3, f32, f32, scalar_tensor_tensor, false, "c - a * b, which is rounded")                              \
+  X(mul_mul, 3, f32, f32, scalar_tensor_tensor, false, "a * b, rounded, * c")                                       \
+  X(add_mul, 3, f32, f32, scalar_tensor_tensor, false, "a + b, rounded, * c")                                       \
+  X(add_add, 3, f32, f32, scalar_tensor_tensor, false, "a + b, rounded, + c")                                       \
+  X(sub_mul, 3, f32, f32, scalar_tensor_tensor, false, "a - b, rounded, * c")                                       \
+  X(sub_add, 3, f32, f32, scalar_tensor_tensor, false, "a - b, rounded, + c")                                       \
   X(select, 3, any, any, select_reduce, false, "b where a is not 0, else c")                                        \
   X(neg, 1, f32, f32, activation, true, "-a")                                                                       \
   X(abs, 1, f32, f32, activation, false, "|a|")                                                                     \

@@ -21,6 +21,7 @@ namespace neuron {
 namespace {
 
 constexpr int64_t kTile = 2048;        // elements; a few buffers of it fit into the first-level cache
+constexpr int64_t kLeastRow = 32;      // shorter rows cost more than the copies that they save
 constexpr double kThreadNs = 30000;    // work that pays for waking threads
 constexpr int64_t kLineElements = 16;  // buffers start on cache lines
 
@@ -109,24 +110,26 @@ class Execution {
   Execution(const TileProgram& program, const TileRun& run)
       : program_(program), run_(run), kernels_(kernels()), lanes_(lane_kernels()) {
     const bool reduces = program.has_reductions();
-    streamed_ = reduces && !program.full_after_row() && run.cols > kReduceChunk;
-    if (!reduces) {
-      units_ = (run.rows * run.cols + kTile - 1) / kTile;
+    rows_ = run.rows, cols_ = run.cols;
+    if (!reduces) choose_rows();
+    streamed_ = reduces && !program.full_after_row() && cols_ > kReduceChunk;
+    flat_ = !reduces && cols_ == 1;
+    if (flat_) {
+      units_ = (rows_ + kTile - 1) / kTile;
+      pitch_ = std::min(rows_, kTile);
     } else if (streamed_) {
-      pieces_ = (run.cols + kReduceChunk - 1) / kReduceChunk;
-      units_ = run.rows * pieces_;
-      partial_.reset(new uint32_t[static_cast<size_t>(program.reductions()) * units_]);
+      pieces_ = (cols_ + kReduceChunk - 1) / kReduceChunk;
+      units_ = rows_ * pieces_;
+      pitch_ = kReduceChunk;
+      partial_.reset(new uint32_t[static_cast<size_t>(program.reductions() * units_)]);
     } else {
-      tile_rows_ = std::max<int64_t>(1, kTile / std::max<int64_t>(1, run.cols));
-      units_ = (run.rows + tile_rows_ - 1) / tile_rows_;
+      tile_rows_ = std::clamp<int64_t>(kTile / cols_, 1, rows_);
+      units_ = (rows_ + tile_rows_ - 1) / tile_rows_;
+      pitch_ = tile_rows_ * cols_;
     }
-    pitch_ = streamed_                     ? kReduceChunk
-             : reduces                     ? tile_rows_ * run.cols
-             : run.rows * run.cols < kTile ? run.rows * run.cols
-                                           : kTile;
-    pitch_ = (pitch_ + kLineElements - 1) / kLineElements * kLineElements;
-    row_pitch_ = ((reduces ? std::max<int64_t>(tile_rows_, streamed_ ? kTile : 1) : 0) + kLineElements) /
-                 kLineElements * kLineElements;
+    auto lines = [](int64_t n) { return (n + kLineElements - 1) / kLineElements * kLineElements; };
+    pitch_ = lines(pitch_);
+    row_pitch_ = reduces ? lines(streamed_ ? kTile : tile_rows_) : 0;
   }
 
   int64_t units() const { return units_; }
@@ -136,16 +139,16 @@ class Execution {
   void tiles(int64_t begin, int64_t end) {
     Frame frame(*this);
     for (int64_t unit = begin; unit < end; unit++) {
-      if (!program_.has_reductions()) {
-        const int64_t first = unit * kTile, n = std::min(kTile, run_.rows * run_.cols - first);
-        frame.tile(first, n, 0, 0, n, Part::all, unit);
+      if (flat_) {
+        const int64_t first = unit * kTile, n = std::min(kTile, rows_ - first);
+        frame.tile(first, n, 0, 1, n, Part::all, unit);
       } else if (streamed_) {
         const int64_t row = unit / pieces_, column = unit % pieces_ * kReduceChunk;
-        const int64_t n = std::min(kReduceChunk, run_.cols - column);
-        frame.tile(row * run_.cols + column, n, row, 1, n, Part::full, unit);
+        const int64_t n = std::min(kReduceChunk, cols_ - column);
+        frame.tile(row * cols_ + column, n, row, 1, n, Part::full, unit);
       } else {
-        const int64_t row = unit * tile_rows_, rows = std::min(tile_rows_, run_.rows - row);
-        frame.tile(row * run_.cols, rows * run_.cols, row, rows, run_.cols, Part::all, unit);
+        const int64_t row = unit * tile_rows_, rows = std::min(tile_rows_, rows_ - row);
+        frame.tile(row * cols_, rows * cols_, row, rows, cols_, Part::all, unit);
       }
     }
   }
@@ -153,12 +156,24 @@ class Execution {
   // What follows the reductions of a streamed program.
   void row_part() {
     Frame frame(*this);
-    for (int64_t row = 0; row < run_.rows; row += kTile)
-      frame.tile(0, 0, row, std::min(kTile, run_.rows - row), run_.cols, Part::rows, 0);
+    for (int64_t row = 0; row < rows_; row += kTile)
+      frame.tile(0, 0, row, std::min(kTile, rows_ - row), cols_, Part::rows, 0);
   }
 
  private:
   enum class Part : uint8_t { all, full, rows };
+
+  // Without reductions, rows are as an operand that repeats along or across them suggests: whole rows need no copies.
+  void choose_rows() {
+    for (size_t i = 0; i < program_.accesses().size(); i++) {
+      const TileAccess& a = run_.accesses[i];
+      if (a.ndim != 2 || (a.stride[0] != 0 && a.stride[1] != 0)) continue;
+      if (a.size[1] < kLeastRow || a.size[1] > 2 * kTile) continue;
+      cols_ = a.size[1];
+      rows_ = run_.rows / cols_;
+      return;
+    }
+  }
 
   // One thread's buffers and the places of all values.
   struct Frame {
@@ -169,10 +184,12 @@ class Execution {
       const auto& values = program.values();
       for (size_t v = 0; v < values.size(); v++) {
         vector[v] = 1;
+        pitch[v] = e.cols_ * 4;
         if (values[v].from == TileProgram::Value::From::scalar) {
           const uint16_t i = values[v].index;
           place[v] = reinterpret_cast<const char*>(i & 0x8000 ? &program.constants()[i & 0x7fff] : &e.run_.scalars[i]);
           vector[v] = 0;
+          pitch[v] = 0;
         } else {
           place[v] = buffer(values[v]);
         }
@@ -203,43 +220,37 @@ class Execution {
         if (is_reduce ? false : part == (step.extent == Extent::full ? Part::rows : Part::full)) continue;
         const int64_t begin = step.extent == Extent::full ? first : row, count = step.extent == Extent::full ? n : rows;
         switch (step.kind) {
-          case TileProgram::Step::Kind::load: {
-            const TileAccess& a = x.run_.accesses[step.access];
-            const Dtype dtype = program.accesses()[step.access].dtype;
-            if (a.contiguous() && is_lane_type(dtype)) {
-              place[step.out] = a.base + begin * 4;
-            } else if (a.ndim == 0 || (a.ndim == 1 && a.stride[0] == 0)) {
-              char* to = const_cast<char*>(buffer(program.values()[step.out]));
-              load_lanes(x.kernels_, dtype, a.base, size_of(dtype), 1, to);
-              place[step.out] = to;
-              vector[step.out] = 0;
-            } else {
-              char* to = const_cast<char*>(buffer(program.values()[step.out]));
-              for_runs(a, size_of(dtype), begin, count, [&](const char* p, int64_t stride, int64_t at, int64_t run) {
-                load_lanes(x.kernels_, dtype, p, stride, run, to + at * 4);
-              });
-              place[step.out] = to;
-            }
+          case TileProgram::Step::Kind::load:
+            load(step, begin, count, rows, cols);
             break;
-          }
           case TileProgram::Step::Kind::store: {
             const TileAccess& a = x.run_.accesses[step.access];
             const Dtype dtype = program.accesses()[step.access].dtype;
             const ValueId v = step.in[0];
             const char* from = place[v];
             if (from == a.base + begin * 4 && a.contiguous() && is_lane_type(dtype)) break;  // computed there
-            if (vector[v]) {
+            if (vector[v] && step.extent == Extent::full && pitch[v] != cols * 4 && rows > 1) {
+              for (int64_t r = 0; r < rows; r++)
+                for_runs(a, size_of(dtype), begin + r * cols, cols,
+                         [&](char* p, int64_t stride, int64_t at, int64_t run) {
+                           store_lanes(x.kernels_, dtype, from + r * pitch[v] + at * 4, run, p, stride);
+                         });
+            } else if (vector[v]) {
               for_runs(a, size_of(dtype), begin, count, [&](char* p, int64_t stride, int64_t at, int64_t run) {
                 store_lanes(x.kernels_, dtype, from + at * 4, run, p, stride);
               });
             } else {
-              uint32_t one[kLineElements];
-              std::fill_n(one, kLineElements, *reinterpret_cast<const uint32_t*>(from));
-              for_runs(a, size_of(dtype), begin, count, [&](char* p, int64_t stride, int64_t, int64_t run) {
-                for (int64_t i = 0; i < run; i += kLineElements)
-                  store_lanes(x.kernels_, dtype, reinterpret_cast<const char*>(one), std::min(kLineElements, run - i),
-                              p + i * stride, stride);
-              });
+              const int64_t parts = pitch[v] ? rows : 1, length = count / parts;
+              for (int64_t r = 0; r < parts; r++) {
+                uint32_t one[kLineElements];
+                std::fill_n(one, kLineElements, *reinterpret_cast<const uint32_t*>(from + r * pitch[v]));
+                for_runs(a, size_of(dtype), begin + r * length, length,
+                         [&](char* p, int64_t stride, int64_t, int64_t run) {
+                           for (int64_t i = 0; i < run; i += kLineElements)
+                             store_lanes(x.kernels_, dtype, reinterpret_cast<const char*>(one),
+                                         std::min(kLineElements, run - i), p + i * stride, stride);
+                         });
+              }
             }
             break;
           }
@@ -255,6 +266,57 @@ class Execution {
       }
     }
 
+    // Elements [begin, begin + n) of an access, where they are or copied into the value's buffer.
+    void load(const TileProgram::Step& step, int64_t begin, int64_t n, int64_t rows, int64_t cols) {
+      const TileAccess& a = x.run_.accesses[step.access];
+      const Dtype dtype = x.program_.accesses()[step.access].dtype;
+      const int64_t item = size_of(dtype);
+      const ValueId v = step.out;
+      vector[v] = 1;
+      pitch[v] = cols * 4;
+      char* to = const_cast<char*>(buffer(x.program_.values()[v]));
+      if (a.contiguous() && is_lane_type(dtype)) {
+        place[v] = a.base + begin * 4;
+        return;
+      }
+      place[v] = to;
+      if (a.ndim == 0 || (a.ndim == 1 && a.stride[0] == 0)) {
+        load_lanes(x.kernels_, dtype, a.base, item, 1, to);
+        vector[v] = 0;
+        pitch[v] = 0;
+        return;
+      }
+      const int last = a.ndim - 1;
+      if (step.extent == Extent::full && a.ndim == 2 && a.size[1] == x.cols_ && !x.flat_) {
+        if (a.stride[0] == 0 && a.stride[1] == 1) {  // one row for all
+          const int64_t column = begin % x.cols_;
+          pitch[v] = 0;
+          if (is_lane_type(dtype))
+            place[v] = a.base + column * 4;
+          else
+            load_lanes(x.kernels_, dtype, a.base + column * item, item, cols, to);
+          return;
+        }
+        if (a.stride[1] == 0) {  // one element for each row
+          vector[v] = 0;
+          pitch[v] = 4;
+          load_lanes(x.kernels_, dtype, a.base + begin / x.cols_ * a.stride[0] * item, a.stride[0] * item, rows, to);
+          return;
+        }
+      }
+      if (is_lane_type(dtype) && a.stride[last] == 1) {
+        // A tile that lies in one run is where it is.
+        const int64_t index = begin % a.size[last];
+        if (index + n <= a.size[last]) {
+          for_runs(a, item, begin, 1, [&](const char* p, int64_t, int64_t, int64_t) { place[v] = p; });
+          return;
+        }
+      }
+      for_runs(a, item, begin, n, [&](const char* p, int64_t stride, int64_t at, int64_t run) {
+        load_lanes(x.kernels_, dtype, p, stride, run, to + at * 4);
+      });
+    }
+
     void map(const TileProgram::Step& step, int64_t begin, int64_t n, int64_t rows, int64_t cols) {
       const auto& values = x.program_.values();
       const LaneKernels::Map kernel = x.lanes_.map[static_cast<int>(step.op)];
@@ -266,20 +328,20 @@ class Execution {
       for (int k = 0; k < 3 && step.in[k] != TileProgram::kNone; k++) {
         const ValueId v = step.in[k];
         in[k] = place[v];
-        if (!vector[v]) continue;
-        if (values[v].extent == step.extent) {
-          vectors |= 1 << k;
-          per_row[k] = cols * 4;
-        } else {
-          per_row[k] = 4;
-          by_rows |= rows > 1;
+        if (step.extent == Extent::row) {
+          vectors |= vector[v] << k;
+          continue;
         }
+        const bool row_value = values[v].extent == Extent::row && vector[v];
+        if (vector[v] && !row_value) vectors |= 1 << k;
+        per_row[k] = row_value ? 4 : pitch[v];
+        by_rows |= rows > 1 && per_row[k] != (vectors >> k & 1 ? cols * 4 : 0);
       }
       if (!by_rows) return kernel(out, in[0], in[1], in[2], vectors, n, begin);
       // The result may lie over a number that all rows need.
       uint32_t ones[3];
       for (int k = 0; k < 3; k++)
-        if (!per_row[k]) {
+        if (!per_row[k] && !(vectors >> k & 1)) {
           std::memcpy(&ones[k], in[k], 4);
           in[k] = reinterpret_cast<const char*>(&ones[k]);
         }
@@ -301,14 +363,17 @@ class Execution {
       }
       const char* in = place[v];
       std::unique_ptr<uint32_t[]> spread;
-      if (!vector[v] || x.program_.values()[v].extent == Extent::row) {  // one number for the whole row
+      const bool row_value = x.program_.values()[v].extent == Extent::row;
+      if (!vector[v] || row_value) {  // one number for the whole row
         spread.reset(new uint32_t[static_cast<size_t>(n)]);
+        const int64_t step_bytes = row_value ? (vector[v] ? 4 : 0) : pitch[v];
         for (int64_t r = 0; r < rows; r++)
-          std::fill_n(spread.get() + r * cols, cols, reinterpret_cast<const uint32_t*>(in)[vector[v] ? r : 0]);
+          std::fill_n(spread.get() + r * cols, cols, *reinterpret_cast<const uint32_t*>(in + r * step_bytes));
         in = reinterpret_cast<const char*>(spread.get());
       }
+      const int64_t from_row = spread ? cols * 4 : pitch[v];
       if (part == Part::full) return kernel(partial + unit, in, n);
-      for (int64_t r = 0; r < rows; r++) tree(kernel, out + r * 4, in + r * cols * 4, cols);
+      for (int64_t r = 0; r < rows; r++) tree(kernel, out + r * 4, in + r * from_row, cols);
     }
 
     static void tree(LaneKernels::Reduce kernel, void* out, const void* in, int64_t n) {
@@ -324,15 +389,16 @@ class Execution {
     Execution& x;
     char* buffers;
     const char* place[TileProgram::kMaxValues];
-    uint8_t vector[TileProgram::kMaxValues];  // has a lane for each element
+    uint8_t vector[TileProgram::kMaxValues];  // has a lane for each element, or each row of a row value
+    int64_t pitch[TileProgram::kMaxValues];   // of full values: bytes from row to row
   };
 
   const TileProgram& program_;
   const TileRun& run_;
   const Kernels& kernels_;
   const LaneKernels& lanes_;
-  bool streamed_ = false;
-  int64_t units_ = 0, pieces_ = 1, tile_rows_ = 1, pitch_ = 0, row_pitch_ = 0;
+  bool streamed_ = false, flat_ = false;
+  int64_t rows_, cols_, units_ = 0, pieces_ = 1, tile_rows_ = 1, pitch_ = 0, row_pitch_ = 0;
   std::unique_ptr<uint32_t[]> partial_;  // of each reduction: rows * pieces
 };
 

@@ -83,6 +83,7 @@ class TileProgram {
 
  private:
   ValueId add(Value::From from, Extent extent, uint16_t index);
+  void merge_pairs();
   void number_steps();  // after their order changed
 
   std::vector<Value> values_;

@@ -1,4 +1,4 @@
-// Rule: limits. A window closes at a number of nodes or of bytes that it keeps alive, whatever the clock says.
+// Rule: limits. A window closes at a number of nodes, or when it alone keeps many bytes alive, whatever the clock says.
 //
 // Reason: the fuser's time grows with the nodes, and inputs that the user has dropped are held until the window closes.
 // Time plays no part, so that a run can be repeated: the same calls make the same programs.
@@ -9,6 +9,6 @@
 namespace neuron::fusion {
 
 inline constexpr size_t kMaxWindowNodes = 64;
-inline constexpr size_t kMaxWindowBytes = size_t{512} << 20;  // of storages held strongly
+inline constexpr size_t kMaxOrphanBytes = size_t{256} << 20;  // of storages that nobody else holds
 
 }  // namespace neuron::fusion

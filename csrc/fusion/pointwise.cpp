@@ -75,6 +75,10 @@ ROW r_sub_scaled{
     }};
 ROW r_mul{.name = "mul", .lower = binary, .floats = L::mul, .ints = L::imul, .bools = L::iand};
 ROW r_div{.name = "div", .lower = binary, .types = kFloats, .floats = L::div, .to_float = true};
+ROW r_add_number = arithmetic("add", with_number, L::add, L::iadd);
+ROW r_sub_number = arithmetic("sub", with_number, L::sub, L::isub);
+ROW r_mul_number = arithmetic("mul", with_number, L::mul, L::imul);
+ROW r_div_number{.name = "div", .lower = with_number, .types = kFloats, .floats = L::div};
 ROW r_maximum{.name = "maximum", .lower = binary, .floats = L::maximum, .ints = L::imaximum, .bools = L::ior};
 ROW r_minimum{.name = "minimum", .lower = binary, .floats = L::minimum, .ints = L::iminimum, .bools = L::iand};
 ROW r_fmax{.name = "fmax", .lower = binary, .floats = L::fmax, .ints = L::imaximum, .bools = L::ior};
@@ -253,6 +257,8 @@ ROW r_addcdiv_1{.name = "addcdiv", .lower = add_combined<L::div, false>, .types 
 ROW r_addcdiv{.name = "addcdiv", .lower = add_combined<L::div, true>, .types = kFloats, .for_number = [](double v) {
                 return v == 1 ? &r_addcdiv_1 : nullptr;
               }};
+ROW r_addcmul_list{.name = "addcmul", .lower = add_combined<L::mul, true>, .types = kFloats};
+ROW r_addcdiv_list{.name = "addcdiv", .lower = add_combined<L::div, true>, .types = kFloats};
 ROW r_lerp_low{.name = "lerp", .lower = interpolate<true>, .types = kFloats};
 ROW r_lerp_number{.name = "lerp", .lower = interpolate<false>, .types = kFloats, .for_number = [](double w) {
                     return std::abs(w) < 0.5 ? &r_lerp_low : nullptr;
@@ -286,7 +292,7 @@ ROW r_fill_tensor{.name = "fill", .lower = same, .overwrites = true, .raw = 1};
 ROW r_zero{.name = "zero",
            .lower = [](Lowering& l, const Row&) { l.out(0, l.floating() ? l.constant(0.0f) : l.integer(0)); },
            .overwrites = true};
-const Row r_copy{.name = "copy", .lower = same, .overwrites = true};
+ROW r_copy{.name = "copy", .lower = same, .overwrites = true};
 #undef ROW
 
 namespace {

@@ -101,8 +101,8 @@ void Window::Recording::append(const Node& node, std::span<const uint32_t> scala
   graph_->append(node, scalars);
   count(g_stats.ops_recorded);
   if (graph_->nodes.size() == 1) window_.queue_.set_deferred(&window_);
-  full_ = graph_->nodes.size() >= kMaxWindowNodes || window_.open_.bytes >= kMaxWindowBytes || !settings().fusion ||
-          settings().launch_blocking;
+  full_ = graph_->nodes.size() >= kMaxWindowNodes || !settings().fusion || settings().launch_blocking ||
+          (window_.open_.bytes >= window_.open_.next_look && window_.open_.keeps_too_much());
 }
 
 void Window::Recording::finish() {
@@ -110,10 +110,19 @@ void Window::Recording::finish() {
   if (full_) window_.flush();
 }
 
+bool Window::Batch::keeps_too_much() {
+  size_t orphans = 0;
+  for (const Held& h : held)
+    if (h.strong && h.strong.use_count() == 1) orphans += h.bytes;
+  next_look = bytes + kMaxOrphanBytes;
+  return orphans >= kMaxOrphanBytes;
+}
+
 void Window::Batch::clear() {
   graph.clear();
   held.clear();
   bytes = 0;
+  next_look = kMaxOrphanBytes;
 }
 
 void Window::flush() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fuser.h"
+#include "limits.h"
 #include "runtime/device.h"
 
 namespace neuron::fusion {
@@ -58,7 +59,9 @@ class Window final : public Deferred {
   struct Batch {
     Graph graph;
     std::vector<Held> held;
-    size_t bytes = 0;
+    size_t bytes = 0;  // of storages held strongly
+    size_t next_look = kMaxOrphanBytes;
+    bool keeps_too_much();
     void clear();
   };
   void run(Batch& batch);

@@ -99,6 +99,38 @@ void select(void* out, const void* a, const void* b, const void* c, int vectors,
   }
 }
 
+template <class F, bool A, bool B, bool C>
+void loop3(float* o, const void* a, const void* b, const void* c, int64_t n) {
+  const Input<float, A> x(a);
+  const Input<float, B> y(b);
+  const Input<float, C> z(c);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) o[i] = F{}(x[i], y[i], z[i]);
+}
+template <class F>
+void map3(void* out, const void* a, const void* b, const void* c, int vectors, int64_t n, int64_t) {
+  auto* o = static_cast<float*>(out);
+  switch (vectors & 7) {
+    case 0:
+      loop3<F, false, false, false>(o, a, b, c, n);
+      return;
+    case 1:
+      return loop3<F, true, false, false>(o, a, b, c, n);
+    case 2:
+      return loop3<F, false, true, false>(o, a, b, c, n);
+    case 3:
+      return loop3<F, true, true, false>(o, a, b, c, n);
+    case 4:
+      return loop3<F, false, false, true>(o, a, b, c, n);
+    case 5:
+      return loop3<F, true, false, true>(o, a, b, c, n);
+    case 6:
+      return loop3<F, false, true, true>(o, a, b, c, n);
+    default:
+      return loop3<F, true, true, true>(o, a, b, c, n);
+  }
+}
+
 // ---- what the operations compute -----------------------------------------------------------------------------------
 #define F1(NAME, IN, EXPR)                       \
   struct NAME {                                  \
@@ -181,6 +213,19 @@ F2(ige, I, a >= b)
 F2(iand, U, a& b)
 F2(ior, U, a | b)
 F2(ixor, U, a ^ b)
+#define F3(NAME, EXPR)                                                 \
+  struct NAME {                                                        \
+    float operator()(float a, float b, float c) const { return EXPR; } \
+  };
+F3(mul_add, a* b + c)
+F3(mul_sub, a* b - c)
+F3(mul_rsub, c - a * b)
+F3(mul_mul, a * b * c)
+F3(add_mul, (a + b) * c)
+F3(add_add, (a + b) + c)
+F3(sub_mul, (a - b) * c)
+F3(sub_add, (a - b) + c)
+#undef F3
 F1(neg, float, -a)
 F1(abs, float, from_bits(to_bits(a) & 0x7fffffffu))
 F1(sign, float, static_cast<float>((a > 0.0f) - (a < 0.0f)))
@@ -312,8 +357,10 @@ template <class F, LaneOp Op>
 constexpr LaneKernels::Map pick() {
   if constexpr (info(Op).inputs == 1)
     return map1<Type<info(Op).in>, Type<info(Op).out>, F>;
-  else
+  else if constexpr (info(Op).inputs == 2)
     return map2<Type<info(Op).in>, Type<info(Op).out>, F>;
+  else
+    return map3<F>;
 }
 
 LaneKernels make() {
@@ -327,11 +374,12 @@ LaneKernels make() {
   OP(iminimum) OP(ieq) OP(ine) OP(ilt) OP(ile) OP(igt) OP(ige) OP(iand) OP(ior) OP(ixor) OP(neg) OP(abs) OP(sign)
   OP(sqrt) OP(rsqrt) OP(reciprocal) OP(exp) OP(exp2) OP(expm1) OP(log) OP(log2) OP(log10) OP(log1p) OP(tanh)
   OP(sigmoid) OP(erf) OP(erfc) OP(asin) OP(acos) OP(atan) OP(sinh) OP(cosh) OP(floor) OP(ceil) OP(trunc) OP(round)
+  OP(mul_add) OP(mul_sub) OP(mul_rsub) OP(mul_mul) OP(add_mul) OP(add_add) OP(sub_mul) OP(sub_add)
   OP(isnan) OP(isinf) OP(ineg) OP(iabs) OP(isign) OP(inot) OP(iszero) OP(iremainder) OP(ifmod) OP(ifloor_div)
   OP(itrunc_div) OP(to_float) OP(to_int) OP(nonzero) OP(inonzero) OP(round_bf16) OP(round_f16) OP(wrap_i8) OP(wrap_u8)
   // clang-format on
 #undef OP
-                              map(LaneOp::select, select);
+                                  map(LaneOp::select, select);
   map(LaneOp::sin, angle<math::sin_any, std::sin>);
   map(LaneOp::cos, angle<math::cos_any, std::cos>);
   map(LaneOp::tan, angle<math::tan_any, std::tan>);
