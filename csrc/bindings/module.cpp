@@ -17,6 +17,7 @@
 #include "runtime/hooks.h"
 #include "runtime/pinned.h"
 #include "runtime/profiler.h"
+#include "threads.h"
 
 namespace py = pybind11;
 
@@ -200,6 +201,7 @@ at::Tensor as_host(const at::Tensor& t) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
+  use_torch_threads();
   m.def("initialize", &initialize, py::arg("device_count"), py::arg("capacity"), py::arg("launch_blocking"),
         py::arg("strict"));
   m.def("device_count", &device_count);
