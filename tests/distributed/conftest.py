@@ -14,10 +14,13 @@ RANKS = 4
 
 
 def _run(job):
-    rank, world, folder, body, arguments, backend, timeout = job
+    rank, world, folder, body, arguments, options = job
     torch.neuron.set_device(rank)
+    if options.pop("bound"):
+        options["device_id"] = torch.device("neuron", rank)
+    timeout = timedelta(seconds=options.pop("timeout"))
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
+        init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timeout, **options
     )
     try:
         body(rank, world, *arguments)
@@ -36,7 +39,10 @@ def _serve(pipe):
 
 
 class Ranks:
-    """ranks(world, body, *arguments): runs body(rank, world, *arguments) in `world` processes with a process group."""
+    """ranks(world, body, *arguments): runs body(rank, world, *arguments) in `world` processes with a process group.
+
+    `bound` binds the group to the device of each rank, as some of PyTorch's functions want.
+    """
 
     def __init__(self):
         self.pipes, self.processes = [], []
@@ -58,14 +64,15 @@ class Ranks:
             process.join()
         self.pipes, self.processes = [], []
 
-    def __call__(self, world, body, *arguments, backend="neuron", timeout=60):
+    def __call__(self, world, body, *arguments, backend="neuron", timeout=60, bound=False):
         if not self.processes:
             self.start()
         with tempfile.TemporaryDirectory() as folder:
+            options = {"backend": backend, "timeout": timeout, "bound": bound}
             for rank in range(world):
-                self.pipes[rank].send((rank, world, folder, body, arguments, backend, timeout))
+                self.pipes[rank].send((rank, world, folder, body, arguments, options))
             try:
-                problems = [self._answer(rank, 4 * timeout) for rank in range(world)]
+                problems = [self._answer(rank, 1.5 * timeout) for rank in range(world)]
             except BaseException:
                 self.stop()
                 raise
