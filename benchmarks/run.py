@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-SUITES = ["device"]
+SUITES = ["device", "fusion"]
 
 
 def main(names: list[str]) -> None:

@@ -86,6 +86,12 @@ LAUNCH_BLOCKING = Variable(
     _flag,
     "`1`: everything runs where it is called and nothing is queued. For debugging.",
 )
+FUSION = Variable(
+    "TORCH_NEURON_FUSION",
+    True,
+    _flag,
+    "`0`: every fusible operator runs by itself, where it is called. Results are the same bits.",
+)
 STRICT = Variable(
     "TORCH_NEURON_STRICT",
     False,
@@ -161,11 +167,20 @@ SIMD = Variable(
     "the best that the machine has",
 )
 
+CACHE_DIR = Variable(
+    "TORCH_NEURON_CACHE_DIR",
+    os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "torchneuron"),
+    str,
+    "Folder of what `torch.compile` keeps between processes; docs/compile.md. Read at each compilation.",
+    "`$XDG_CACHE_HOME/torchneuron`, else `~/.cache/torchneuron`",
+)
+
 VARIABLES = [
     NUM_CORES,
     VISIBLE_CORES,
     LOCAL_WORLD_SIZE,
     LAUNCH_BLOCKING,
+    FUSION,
     STRICT,
     MEMORY_BYTES,
     INTERFACE,
@@ -178,6 +193,7 @@ VARIABLES = [
     DMA_TRANSPOSE_ON_PE,
     MX_SCALE,
     SIMD,
+    CACHE_DIR,
     AUTOLOAD,
 ]
 

@@ -8,13 +8,12 @@
 
 namespace neuron {
 
-namespace {
-
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
-// Excluded while a CPU kernel runs: what lies above the backend has run already, for the neuron tensors.
-const DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+const DispatchKeySet kAboveBackend = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+
+namespace {
 
 void copy_geometry(const c10::TensorImpl& from, c10::TensorImpl& to) {
   to.set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
@@ -82,10 +81,14 @@ at::Tensor convert_parts(const at::Tensor& t, c10::Device device, DispatchKey co
 
 at::Tensor host_alias(const at::Tensor& t) { return alias(twin_of(*t.storage().unsafeGetStorageImpl()), t); }
 
+at::Tensor device_alias(const at::Tensor& host, c10::intrusive_ptr<c10::StorageImpl> storage) {
+  return make_strided(c10::Storage(std::move(storage)), host, DispatchKey::PrivateUse1,
+                      DispatchKey::QuantizedPrivateUse1);
+}
+
 at::Tensor adopt_host_tensor(const at::Tensor& host, c10::DeviceIndex index) {
   if (!host.defined()) return host;
-  return make_strided(c10::Storage(adopt_host_storage(*host.storage().unsafeGetStorageImpl(), index)), host,
-                      DispatchKey::PrivateUse1, DispatchKey::QuantizedPrivateUse1);
+  return device_alias(host, adopt_host_storage(*host.storage().unsafeGetStorageImpl(), index));
 }
 
 void carry_back_strided(const at::Tensor& device, const at::Tensor& host) {
@@ -131,8 +134,7 @@ at::Tensor Bridge::to_device(const at::Tensor& host) {
   for (auto& arg : lowered_)
     if (arg.host.is_same(host)) return arg.device;
   if (C10_LIKELY(host.layout() == c10::kStrided && !host.is_nested()))
-    return make_strided(c10::Storage(device_storage(host.storage())), host, DispatchKey::PrivateUse1,
-                        DispatchKey::QuantizedPrivateUse1);
+    return device_alias(host, device_storage(host.storage()));
   return convert_parts(host, c10::Device(kNeuron, index_), DispatchKey::SparsePrivateUse1,
                        DispatchKey::SparseCsrPrivateUse1, [&](const at::Tensor& part) { return to_device(part); });
 }
@@ -171,6 +173,6 @@ void Bridge::finish() {
     if (lowered_[i].written) carry_back(lowered_[i]);
 }
 
-KernelScope::KernelScope(c10::DeviceIndex index) : exclude_(kAbove), allocations_(index) {}
+KernelScope::KernelScope(c10::DeviceIndex index) : exclude_(kAboveBackend), allocations_(index) {}
 
 }  // namespace neuron

@@ -11,10 +11,15 @@ namespace neuron {
 
 inline bool is_neuron(const at::Tensor& t) { return t.defined() && t.device().type() == kNeuron; }
 
+// Dispatch keys that are excluded while a CPU kernel runs on bridged tensors: what lies above the backend has run.
+extern const c10::DispatchKeySet kAboveBackend;
+
 // The pieces for callers that know that every tensor is dense. `host_alias`: a CPU tensor over the memory of a dense
-// neuron tensor. `adopt_host_tensor`: the neuron tensor for a CPU tensor that nobody else holds. `carry_back_strided`:
-// gives a written argument the sizes and storage that a kernel gave its alias.
+// neuron tensor; `device_alias`: the reverse, on the neuron storage over the same bytes. `adopt_host_tensor`: the
+// neuron tensor for a CPU tensor whose storage has no neuron storage yet. `carry_back_strided`: gives a written
+// argument the sizes and storage that a kernel gave its alias.
 at::Tensor host_alias(const at::Tensor& t);
+at::Tensor device_alias(const at::Tensor& host, c10::intrusive_ptr<c10::StorageImpl> storage);
 at::Tensor adopt_host_tensor(const at::Tensor& host, c10::DeviceIndex index);
 void carry_back_strided(const at::Tensor& device, const at::Tensor& host);
 

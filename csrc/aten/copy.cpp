@@ -11,6 +11,7 @@
 
 #include <cstring>
 
+#include "fusion/record.h"
 #include "graph.h"
 #include "library.h"
 #include "runtime/pinned.h"
@@ -66,6 +67,7 @@ void copy_any(const Tensor& src, const Tensor& dst, bool non_blocking) {
   Capture* capture = current_capture();
   if (C10_UNLIKELY(capture && !is_neuron(dst))) forbid_in_capture("A copy to the host");
   if (non_blocking && !capture && src.layout() == c10::kStrided && !src.is_nested() && copy_on_stream(src, dst)) return;
+  if (is_neuron(src) && is_neuron(dst) && fusion::record_copy(src, dst)) return;
   const c10::DeviceIndex index = is_neuron(dst) ? dst.device().index() : src.device().index();
   begin_library_call(index);
   if (is_neuron(src) && src.device().index() != index) begin_library_call(src.device().index());

@@ -1,4 +1,6 @@
 // Tensors without contents: empty, empty_strided, and the zero tensor of forward-mode AD.
+#include "factories.h"
+
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorUtils.h>
@@ -6,14 +8,18 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include "storage.h"
-
 namespace neuron {
+
+using at::Tensor;
+
+Tensor uninitialised(size_t bytes, caffe2::TypeMeta type, c10::DeviceIndex index) {
+  return at::detail::make_tensor<c10::TensorImpl>(c10::Storage(make_storage(bytes, index)),
+                                                  c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type);
+}
 
 namespace {
 
 using at::IntArrayRef;
-using at::Tensor;
 
 c10::Device target(std::optional<c10::Device> device, std::optional<c10::Layout> layout, std::optional<bool> pin) {
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned; leave pin_memory out for a neuron tensor.");
@@ -27,12 +33,6 @@ Tensor filled_if_asked(Tensor t) {
   if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory()))
     at::native::fill_empty_deterministic_(t);
   return t;
-}
-
-// A one-dimensional tensor of no elements over `bytes` of memory; the caller sets its sizes.
-Tensor uninitialised(size_t bytes, caffe2::TypeMeta type, c10::DeviceIndex index) {
-  return at::detail::make_tensor<c10::TensorImpl>(c10::Storage(make_storage(bytes, index)),
-                                                  c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type);
 }
 
 Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,

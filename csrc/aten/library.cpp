@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "fusion/stats.h"
 #include "graph.h"
 #include "runtime/generator.h"
 #include "runtime/profiler.h"
@@ -229,6 +230,7 @@ void LibraryKernel::operator()(const c10::OperatorHandle& op, DispatchKeySet, to
     });
   if (account(counter_, use) == Support::fallback && settings().strict) refuse(counter_, use, describe(args));
 
+  fusion::count(fusion::g_stats.library_calls);
   begin_library_call(index);
   Capture* capture = current_capture();
   int generator_slot = -1;
@@ -322,7 +324,15 @@ bool wants_library_kernel(const c10::OperatorHandle& op, DispatchKey cpu) {
   return op.hasKernelForDispatchKey(cpu) && !(dense && is_view(op.schema()));
 }
 
+// Filled by register_library, before any thread asks.
+std::unordered_set<c10::OperatorName>& library_operators() {
+  static auto* names = new std::unordered_set<c10::OperatorName>(direct_operators().begin(), direct_operators().end());
+  return *names;
+}
+
 }  // namespace
+
+bool is_library_operator(const c10::OperatorName& name) { return library_operators().count(name) > 0; }
 
 size_t register_library() {
   static auto* libraries = new std::deque<torch::Library>;
@@ -335,6 +345,7 @@ size_t register_library() {
       if (!op || !wants_library_kernel(*op, cpu) || op->hasKernelForDispatchKey(neuron)) continue;
       std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
       library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LibraryKernel>(*op)));
+      if (cpu == DispatchKey::CPU) library_operators().insert(name);
       count++;
     }
   }

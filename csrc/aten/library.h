@@ -53,6 +53,11 @@ inline void begin_library_call(c10::DeviceIndex index) { current_queue(index).dr
 // CPU kernels know draw reproducible numbers without touching the host's generator.
 at::Generator derived_host_generator(const std::optional<at::Generator>& generator, c10::DeviceIndex index);
 
+// Whether the kernel for dense neuron tensors is PyTorch's CPU kernel on bridged tensors, boxed or direct.
+bool is_library_operator(const c10::OperatorName& name);
+// The operators that have a typed kernel (direct.cpp).
+const std::vector<c10::OperatorName>& direct_operators();
+
 // Registers LibraryKernels for the operators that have a CPU kernel. Returns how many.
 size_t register_library();
 

@@ -11,9 +11,9 @@ namespace neuron {
 namespace {
 
 constexpr OpRow kRows[] = {
-#define FUSIBLE(name) {#name, Kind::fusible}
-#define LIBRARY(name) {#name, Kind::library}
-#define VIEW(name) {#name, Kind::view}
+#define FUSIBLE(name) {#name, OpKind::fusible}
+#define LIBRARY(name) {#name, OpKind::library}
+#define VIEW(name) {#name, OpKind::view}
 #include "op_table.inc"
 #undef FUSIBLE
 #undef LIBRARY

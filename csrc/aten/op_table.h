@@ -13,7 +13,7 @@
 
 namespace neuron {
 
-enum class Kind : uint8_t {
+enum class OpKind : uint8_t {
   fusible,  // pointwise, casts, row reductions, optimizers: can become a NeuronCore program
   library,  // PyTorch's CPU kernel on the device's memory
   view,     // metadata only
@@ -28,7 +28,7 @@ enum class Support : uint8_t {
 
 struct OpRow {
   std::string_view name;
-  Kind kind;
+  OpKind kind;
 };
 
 // The row of an operator's family, or null. `name` is qualified, e.g. "aten::add_".

@@ -11,6 +11,10 @@
 #include "aten/op_table.h"
 #include "aten/storage.h"
 #include "collectives.h"
+#include "compile.h"
+#include "fusion/log.h"
+#include "fusion/stats.h"
+#include "memory.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
@@ -36,8 +40,8 @@ void check_signals() {
   }
 }
 
-void initialize(int device_count, size_t capacity, bool launch_blocking, bool strict) {
-  settings() = {device_count, capacity, launch_blocking, strict};
+void initialize(int device_count, size_t capacity, bool launch_blocking, bool strict, bool fusion) {
+  settings() = {device_count, capacity, launch_blocking, strict, fusion};
   register_allocators();
   register_pinned_allocator();
   register_hooks();
@@ -45,87 +49,6 @@ void initialize(int device_count, size_t capacity, bool launch_blocking, bool st
   register_profiler();
   register_graph();
   StreamQueue::set_interrupt_check(&check_signals);
-}
-
-py::dict stat_dict(const StatArray& stats) {
-  static const char* kinds[] = {"all", "small_pool", "large_pool"};
-  py::dict out;
-  for (size_t k = 0; k < stats.size(); k++) {
-    py::dict entry;
-    entry["current"] = stats[k].current;
-    entry["peak"] = stats[k].peak;
-    entry["allocated"] = stats[k].allocated;
-    entry["freed"] = stats[k].freed;
-    out[kinds[k]] = entry;
-  }
-  return out;
-}
-
-py::dict memory_stats(c10::DeviceIndex index) {
-  PoolStats s = device_state(resolve_device(index)).pool.stats();
-  py::dict out;
-  out["allocation"] = stat_dict(s.allocation);
-  out["segment"] = stat_dict(s.segment);
-  out["active"] = stat_dict(s.active);
-  out["inactive_split"] = stat_dict(s.inactive_split);
-  out["allocated_bytes"] = stat_dict(s.allocated_bytes);
-  out["reserved_bytes"] = stat_dict(s.reserved_bytes);
-  out["active_bytes"] = stat_dict(s.active_bytes);
-  out["inactive_split_bytes"] = stat_dict(s.inactive_split_bytes);
-  out["requested_bytes"] = stat_dict(s.requested_bytes);
-  out["num_alloc_retries"] = s.num_alloc_retries;
-  out["num_ooms"] = s.num_ooms;
-  out["num_device_alloc"] = s.num_device_alloc;
-  out["num_device_free"] = s.num_device_free;
-  return out;
-}
-
-py::list memory_segments(c10::DeviceIndex index) {
-  py::list out;
-  index = resolve_device(index);
-  for (auto& s : device_state(index).pool.snapshot()) {
-    py::list blocks;
-    for (auto& b : s.blocks) {
-      py::dict block;
-      block["address"] = b.address;
-      block["size"] = b.size;
-      block["requested_size"] = b.requested;
-      block["state"] = b.state;
-      block["frames"] = py::list();
-      blocks.append(block);
-    }
-    py::dict segment;
-    segment["device"] = static_cast<int>(index);
-    segment["address"] = s.address;
-    segment["total_size"] = s.size;
-    segment["allocated_size"] = s.allocated;
-    segment["active_size"] = s.active;
-    segment["requested_size"] = s.requested;
-    segment["stream"] = s.owner;
-    segment["segment_type"] = s.large ? "large" : "small";
-    segment["segment_pool_id"] = py::make_tuple(0, 0);
-    segment["is_expandable"] = false;
-    segment["frames"] = py::list();
-    segment["blocks"] = blocks;
-    out.append(segment);
-  }
-  return out;
-}
-
-py::list memory_history(c10::DeviceIndex index) {
-  py::list out;
-  index = resolve_device(index);
-  for (auto& e : device_state(index).pool.history()) {
-    py::dict entry;
-    entry["action"] = e.action;
-    entry["addr"] = e.address;
-    entry["size"] = e.size;
-    entry["stream"] = e.owner;
-    entry["time_us"] = e.time_us;
-    entry["frames"] = py::list();
-    out.append(entry);
-  }
-  return out;
 }
 
 py::list op_counters() {
@@ -198,12 +121,42 @@ at::Tensor as_host(const at::Tensor& t) {
   return Bridge(t.device().index()).to_host(t);
 }
 
+py::dict fusion_stats() {
+  py::dict out;
+#define X(name) out[#name] = fusion::g_stats.name.load();
+  NEURON_FUSION_COUNTERS(X)
+#undef X
+  return out;
+}
+
+void reset_fusion_stats() {
+#define X(name) fusion::g_stats.name = 0;
+  NEURON_FUSION_COUNTERS(X)
+#undef X
+}
+
+// Python's listener for readable programs, or None.
+py::object& program_listener() {
+  static auto* listener = new py::object;
+  return *listener;
+}
+
+void set_program_listener(py::object listener) {
+  const bool on = !listener.is_none();
+  program_listener() = std::move(listener);
+  fusion::set_log_listener(on ? [](const std::string& text) {
+    py::gil_scoped_acquire gil;
+    program_listener()(text);
+  }
+                              : fusion::LogListener{});
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   use_torch_threads();
   m.def("initialize", &initialize, py::arg("device_count"), py::arg("capacity"), py::arg("launch_blocking"),
-        py::arg("strict"));
+        py::arg("strict"), py::arg("fusion"));
   m.def("device_count", &device_count);
   m.def("initialized", &initialized);
   m.def("in_bad_fork", &in_bad_fork);
@@ -217,27 +170,22 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("is_capturing", [] { return current_capture() != nullptr; });
 
-  m.def("memory_stats", &memory_stats);
-  m.def("memory_segments", &memory_segments);
-  m.def("memory_history", &memory_history);
-  m.def("record_memory_history",
-        [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.record_history(n); });
-  m.def("memory_info", [](c10::DeviceIndex i) { return device_allocator()->getMemoryInfo(resolve_device(i)); });
-  m.def("set_capacity", [](c10::DeviceIndex i, size_t n) { device_state(resolve_device(i)).pool.set_capacity(n); });
-  m.def("empty_cache", [] { device_allocator()->emptyCache(); }, py::call_guard<py::gil_scoped_release>());
-  m.def("reset_peak_memory_stats", [](c10::DeviceIndex i) { device_allocator()->resetPeakStats(i); });
-  m.def("reset_accumulated_memory_stats", [](c10::DeviceIndex i) { device_allocator()->resetAccumulatedStats(i); });
+  bind_memory(m);
 
   m.def("op_counters", &op_counters);
   m.def("clear_op_counters", &clear_counters);
   m.def("set_fallback_listener", &set_fallback_listener);
   m.def("op_rows", &op_rows);
   m.def("shadowed_operators", &shadowed_operators);
+  m.def("fusion_stats", &fusion_stats);
+  m.def("reset_fusion_stats", &reset_fusion_stats);
+  m.def("set_program_listener", &set_program_listener);
   m.def("from_host", &from_host);
   m.def("host_of", &host_of);
   m.def("rebase", &rebase);
   m.def("as_host", &as_host);
   bind_collectives(m, &check_signals);
+  bind_compile(m);
 }
 
 }  // namespace neuron

@@ -94,12 +94,17 @@ size_t MemoryPool::bin_of(size_t bytes, size_t* size) {
   return 8 + (log - 9) * 4 + (*size - (size_t{1} << log)) / step - 1;
 }
 
-void MemoryPool::trace(const char* action, size_t address, size_t size, uint64_t owner) {
+void MemoryPool::trace(const char* action, size_t address, size_t size, uint64_t owner, AllocationContext context) {
   if (!history_limit_) return;
   if (history_.size() == history_limit_) history_.pop_front();
   auto now = std::chrono::system_clock::now().time_since_epoch();
-  history_.push_back(
-      {action, address, size, owner, std::chrono::duration_cast<std::chrono::microseconds>(now).count()});
+  history_.push_back({action, address, size, owner, std::chrono::duration_cast<std::chrono::microseconds>(now).count(),
+                      std::move(context)});
+}
+
+AllocationContext MemoryPool::gather_context() const {
+  auto* recorder = recorder_.load(std::memory_order_relaxed);
+  return recorder ? recorder() : nullptr;
 }
 
 Segment* MemoryPool::map_segment(size_t wanted, size_t least, bool large, uint64_t owner) {
@@ -213,21 +218,23 @@ Block* MemoryPool::take_large(size_t bytes, uint64_t owner) {
 }
 
 Block* MemoryPool::allocate(size_t bytes, uint64_t owner) {
+  AllocationContext context = gather_context();
   std::lock_guard lock(mutex_);
-  if (Block* block = take(bytes, owner)) return block;
+  if (Block* block = take(bytes, owner, context)) return block;
   stats_.num_ooms++;
   auto now = [](const StatArray& s) { return static_cast<size_t>(s[kAll].current); };
   size_t free_bytes = capacity_ - std::min(capacity_, now(stats_.allocated_bytes));
-  trace("oom", free_bytes, bytes, owner);
+  trace("oom", free_bytes, bytes, owner, std::move(context));
   throw PoolExhausted{bytes, capacity_, now(stats_.allocated_bytes), now(stats_.reserved_bytes)};
 }
 
 Block* MemoryPool::try_allocate(size_t bytes, uint64_t owner) {
+  AllocationContext context = gather_context();
   std::lock_guard lock(mutex_);
-  return take(bytes, owner);
+  return take(bytes, owner, std::move(context));
 }
 
-Block* MemoryPool::take(size_t bytes, uint64_t owner) {
+Block* MemoryPool::take(size_t bytes, uint64_t owner, AllocationContext context) {
   if (bytes > capacity_) return nullptr;
   if (!waiting_.empty()) reclaim();
   bool large = bytes >= kSmallLimit;
@@ -242,7 +249,8 @@ Block* MemoryPool::take(size_t bytes, uint64_t owner) {
   add(stats_.requested_bytes, kind, bytes);
   add(stats_.active, kind, 1);
   add(stats_.active_bytes, kind, block->size);
-  trace("alloc", reinterpret_cast<size_t>(block->ptr), bytes, owner);
+  block->context = std::move(context);
+  trace("alloc", reinterpret_cast<size_t>(block->ptr), bytes, owner, block->context);
   return block;
 }
 
@@ -253,7 +261,7 @@ void MemoryPool::free(Block* block) {
   sub(stats_.allocation, kind, 1);
   sub(stats_.allocated_bytes, kind, block->size);
   sub(stats_.requested_bytes, kind, block->requested);
-  trace("free_requested", reinterpret_cast<size_t>(block->ptr), block->requested, block->owner);
+  trace("free_requested", reinterpret_cast<size_t>(block->ptr), block->requested, block->owner, block->context);
   if (block->uses.empty()) return release(block);
   for (auto& [stream, ticket] : block->uses) ticket = stream->enqueued();
   block->freeing = true;
@@ -284,7 +292,9 @@ void MemoryPool::release(Block* block) {
   segment->live--;
   sub(stats_.active, kind, 1);
   sub(stats_.active_bytes, kind, block->size);
-  trace("free_completed", reinterpret_cast<size_t>(block->ptr), block->requested, block->owner);
+  trace("free_completed", reinterpret_cast<size_t>(block->ptr), block->requested, block->owner,
+        std::move(block->context));
+  block->context = nullptr;
   block->requested = 0;
   if (!segment->large) {
     size_t size;
@@ -443,7 +453,7 @@ std::vector<SegmentView> MemoryPool::snapshot() const {
       view.allocated += b.allocated ? b.size : 0;
       view.active += b.allocated || b.freeing ? b.size : 0;
       view.requested += b.requested;
-      view.blocks.push_back({reinterpret_cast<size_t>(b.ptr), b.size, b.requested, state});
+      view.blocks.push_back({reinterpret_cast<size_t>(b.ptr), b.size, b.requested, state, b.context});
     };
     if (segment.large)
       for (Block* b = segment.first; b; b = b->next) put(*b);
@@ -454,9 +464,10 @@ std::vector<SegmentView> MemoryPool::snapshot() const {
   return out;
 }
 
-void MemoryPool::record_history(size_t max_entries) {
+void MemoryPool::record_history(size_t max_entries, AllocationContext (*recorder)()) {
   std::lock_guard lock(mutex_);
   history_limit_ = max_entries;
+  recorder_ = max_entries ? recorder : nullptr;
   history_.clear();
 }
 

@@ -57,6 +57,9 @@ struct PoolStats {
 class MemoryPool;
 struct Segment;
 
+// Who asked for memory, as the history's recorder tells it.
+using AllocationContext = std::shared_ptr<void>;
+
 struct Block {
   char* ptr = nullptr;
   size_t size = 0;       // bytes of the block
@@ -67,6 +70,7 @@ struct Block {
   bool freeing = false;                    // freed by the user, still used by another stream
   Block *prev = nullptr, *next = nullptr;  // neighbours in a large segment; `next` also links small free lists
   std::vector<std::pair<StreamQueue*, uint64_t>> uses;  // other streams and the ticket to wait for
+  AllocationContext context;                            // while history is kept
 };
 
 struct Segment {
@@ -86,6 +90,7 @@ struct SegmentView {  // for snapshots
   struct BlockView {
     size_t address, size, requested;
     const char* state;
+    AllocationContext context;
   };
   size_t address, size, allocated, active, requested;
   uint64_t owner;
@@ -98,6 +103,7 @@ struct TraceEntry {
   size_t address, size;
   uint64_t owner;
   int64_t time_us;
+  AllocationContext context;  // of the allocation
 };
 
 // Thrown when the capacity is exhausted; the caller words the message.
@@ -132,8 +138,9 @@ class MemoryPool {
   void reset_peak_stats();
   void reset_accumulated_stats();
   std::vector<SegmentView> snapshot() const;
-  // Keeps the last `max_entries` allocator events; 0 turns tracing off.
-  void record_history(size_t max_entries);
+  // Keeps the last `max_entries` allocator events; 0 turns tracing off. `recorder` is called for each allocation, with
+  // no lock held; null for none.
+  void record_history(size_t max_entries, AllocationContext (*recorder)() = nullptr);
   std::vector<TraceEntry> history() const;
 
  private:
@@ -150,7 +157,7 @@ class MemoryPool {
     }
   };
 
-  Block* take(size_t bytes, uint64_t owner);  // null if the capacity is exhausted; lock held
+  Block* take(size_t bytes, uint64_t owner, AllocationContext context);  // null if the capacity is exhausted; lock held
   Block* take_small(size_t bytes, uint64_t owner);
   Block* take_large(size_t bytes, uint64_t owner);
   // A segment of `wanted` bytes, or of `least` if there is no room for more.
@@ -160,7 +167,8 @@ class MemoryPool {
   void release(Block* block);  // back to the free lists; lock held
   void reclaim();              // finishes frees that waited for other streams; lock held
   void release_segments();     // lock held
-  void trace(const char* action, size_t address, size_t size, uint64_t owner);
+  void trace(const char* action, size_t address, size_t size, uint64_t owner, AllocationContext context = {});
+  AllocationContext gather_context() const;  // no lock held
 
   mutable std::mutex mutex_;
   size_t capacity_;
@@ -170,6 +178,7 @@ class MemoryPool {
   std::vector<Block*> waiting_;
   PoolStats stats_;
   size_t history_limit_ = 0;
+  std::atomic<AllocationContext (*)()> recorder_{nullptr};
   std::deque<TraceEntry> history_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -22,7 +23,8 @@ int64_t now_ns() {
       .count();
 }
 
-// One thread for all streams: executing needs the machine's cores for the operators themselves. Streams take turns.
+// One thread for all streams: executing needs the machine's cores for the operators themselves. Streams take turns; one
+// whose next task waits at a closed gate is passed over until the gate opens.
 class Worker {
  public:
   static Worker& get() {
@@ -39,6 +41,17 @@ class Worker {
     }
     wake_.notify_one();
     return true;
+  }
+  void gate_opened() {
+    // Both sides change one word, so whoever comes second sees what the first did: the gate open, or somebody waiting.
+    if (!passed_over_.fetch_or(0)) return;
+    {
+      std::lock_guard lock(mutex_);
+      for (auto& [queue, gate] : waiting_) ready_.push_back(queue);
+      waiting_.clear();
+      passed_over_ = 0;
+    }
+    wake_.notify_one();
   }
   void stop() {
     {
@@ -59,13 +72,32 @@ class Worker {
       ready_.pop_front();
       lock.unlock();
       const uint64_t last = queue->enqueued();
-      while (!stopped_ && !queue->done(last)) queue->await(std::min(last, queue->completed() + 1));
+      while (!stopped_ && !queue->done(last)) {
+        const uint64_t next = std::min(last, queue->completed() + 1);
+        if (auto gate = queue->closed_gate(next)) {
+          pass_over(queue, std::move(gate));
+          break;
+        }
+        if (queue->run_some(next) == StreamQueue::Stop::taken) queue->pause(next);
+      }
       lock.lock();
     }
   }
+  void pass_over(StreamQueue* queue, std::shared_ptr<Gate> gate) {
+    gate->kick();
+    {
+      std::lock_guard lock(mutex_);
+      waiting_.emplace_back(queue, gate);
+      passed_over_.exchange(1);
+    }
+    if (gate->open()) gate_opened();
+  }
+
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<StreamQueue*> ready_;
+  std::vector<std::pair<StreamQueue*, std::shared_ptr<Gate>>> waiting_;
+  std::atomic<uint8_t> passed_over_{0};  // 1: waiting_ is not empty
   std::atomic<bool> stopped_{false};
   std::thread thread_;
 };
@@ -73,6 +105,7 @@ class Worker {
 void stop_worker() { Worker::get().stop(); }
 
 uint64_t StreamQueue::enqueue(std::unique_ptr<Task> task, bool kick_worker) {
+  settle();
   std::vector<std::unique_ptr<Task>> garbage;
   uint64_t ticket;
   {
@@ -86,35 +119,70 @@ uint64_t StreamQueue::enqueue(std::unique_ptr<Task> task, bool kick_worker) {
   return ticket;
 }
 
-bool StreamQueue::run_some(uint64_t ticket) {
+StreamQueue::Stop StreamQueue::run_some(uint64_t ticket) {
   std::unique_lock lock(mutex_);
-  if (executing_) return false;
+  if (executing_) return Stop::taken;
   executing_ = true;
+  Stop stop = Stop::done;
   while (!done(ticket)) {
+    if (auto gate = tasks_.front()->gate(); gate && !gate->open()) {
+      stop = Stop::gate;
+      break;
+    }
     std::unique_ptr<Task> task = std::move(tasks_.front());
     tasks_.pop_front();
     lock.unlock();
     std::exception_ptr error;
-    const bool outer = std::exchange(t_in_task, true);
     try {
+      TaskScope scope;
       task->run();
     } catch (...) {
       error = std::current_exception();
     }
-    t_in_task = outer;
     lock.lock();
     finished_.push_back(std::move(task));
     if (error) errors_.push_back(std::move(error));
     unsettled_.store(true, std::memory_order_relaxed);
     completed_.fetch_add(1, std::memory_order_release);
     progress_.notify_all();
+    gate_opened();
   }
   executing_ = false;
   progress_.notify_all();
-  return true;
+  return stop;
+}
+
+void StreamQueue::gate_opened() { Worker::get().gate_opened(); }
+
+namespace {
+// Queues with a declared failure are few: a table, not a member of every queue.
+struct Failures {
+  std::mutex mutex;
+  std::map<const StreamQueue*, std::exception_ptr> of;
+};
+Failures& failures() {
+  static auto* table = new Failures;
+  return *table;
+}
+}  // namespace
+
+void StreamQueue::set_failure(std::exception_ptr failure) {
+  std::lock_guard lock(failures().mutex);
+  if (failure)
+    failures().of[this] = std::move(failure);
+  else
+    failures().of.erase(this);
+}
+
+std::exception_ptr StreamQueue::failure() const {
+  std::lock_guard lock(failures().mutex);
+  auto found = failures().of.find(this);
+  return found == failures().of.end() ? nullptr : found->second;
 }
 
 bool StreamQueue::in_task() { return t_in_task; }
+StreamQueue::TaskScope::TaskScope() : outer_(std::exchange(t_in_task, true)) {}
+StreamQueue::TaskScope::~TaskScope() { t_in_task = outer_; }
 
 void StreamQueue::pause(uint64_t ticket) {
   auto ready = [&] { return done(ticket) || !executing_; };
@@ -125,8 +193,7 @@ void StreamQueue::pause(uint64_t ticket) {
 }
 
 void StreamQueue::await(uint64_t ticket) {
-  while (!done(ticket))
-    if (!run_some(ticket)) pause(ticket);
+  while (!done(ticket)) step(ticket);
 }
 
 void StreamQueue::wait(uint64_t ticket) {
@@ -141,14 +208,16 @@ void StreamQueue::wait(uint64_t ticket) {
   rethrow();
 }
 
+std::shared_ptr<Gate> StreamQueue::closed_gate(uint64_t ticket) const {
+  std::lock_guard lock(mutex_);
+  if (executing_ || done(ticket)) return nullptr;
+  auto gate = tasks_.front()->gate();
+  return gate && !gate->open() ? gate : nullptr;
+}
+
 void StreamQueue::step(uint64_t ticket) {
-  Task::Point before;
-  {
-    std::lock_guard lock(mutex_);
-    if (!executing_ && !done(ticket)) before = tasks_.front()->waits_for();
-  }
-  if (before.queue && !before.queue->done(before.ticket)) return before.queue->step(before.ticket);
-  if (!run_some(std::min(ticket, completed() + 1))) pause(ticket);
+  if (auto gate = closed_gate(ticket)) return gate->help();
+  if (run_some(std::min(ticket, completed() + 1)) == Stop::taken) pause(ticket);
 }
 
 void StreamQueue::release_finished() {
@@ -169,6 +238,7 @@ void StreamQueue::rethrow() {
 }
 
 void StreamQueue::kick() {
+  settle();
   if (!idle() && !Worker::get().kick(this)) await(enqueued());
 }
 
@@ -176,21 +246,28 @@ void StreamQueue::set_interrupt_check(std::function<void()> check) { interrupt_c
 
 struct Event::RecordTask final : Task {
   explicit RecordTask(std::shared_ptr<State> s) : state(std::move(s)) {}
-  void run() override { state->time_ns.store(now_ns(), std::memory_order_release); }
+  void run() override {
+    state->failure = state->queue->failure();
+    state->time_ns.store(now_ns(), std::memory_order_release);
+  }
   std::shared_ptr<State> state;
 };
 
 struct Event::BlockTask final : Task {
   explicit BlockTask(std::shared_ptr<State> s) : state(std::move(s)) {}
-  void run() override { state->queue->await(state->ticket); }
-  Point waits_for() const override { return {state->queue, state->ticket}; }
+  void run() override {
+    if (state->failure) std::rethrow_exception(state->failure);
+  }
+  std::shared_ptr<Gate> gate() const override { return state; }
   std::shared_ptr<State> state;
 };
 
 void Event::record(StreamQueue& queue) {
+  queue.settle();
   auto state = std::make_shared<State>();
   state->queue = &queue;
   if (queue.idle()) {
+    state->failure = queue.failure();
     state->time_ns = now_ns();  // ticket 0 is done
   } else {
     // The ticket is known only once the task is queued; nobody else sees the state before.
@@ -200,18 +277,20 @@ void Event::record(StreamQueue& queue) {
 }
 
 void Event::block(StreamQueue& queue) const {
-  if (!state_ || state_->done() || state_->queue == &queue) return;
+  if (!state_ || state_->queue == &queue || (state_->open() && !state_->failure)) return;
   queue.enqueue(std::make_unique<BlockTask>(state_));
 }
 
 bool Event::query() const {
-  if (!state_ || state_->done()) return true;
+  if (!state_ || state_->open()) return true;
   state_->queue->kick();
   return false;
 }
 
 void Event::synchronize() const {
-  if (state_) state_->queue->wait(state_->ticket);  // also if it is done: an error must not depend on who was faster
+  if (!state_) return;
+  state_->queue->wait(state_->ticket);  // also if it is done: an error must not depend on who was faster
+  if (state_->failure) std::rethrow_exception(state_->failure);
 }
 
 int64_t Event::time_ns() const { return state_->time_ns.load(std::memory_order_acquire); }

@@ -71,14 +71,14 @@ std::string finish(Group& group, const std::shared_ptr<GroupOp>& op, const std::
   return *error;
 }
 
-Group::Done note(std::shared_ptr<std::string> error) {
+Done note(std::shared_ptr<std::string> error) {
   return [error](std::exception_ptr e) {
-    if (!e) return;
     try {
-      std::rethrow_exception(e);
+      if (e) std::rethrow_exception(e);
     } catch (const std::exception& what) {
       *error = what.what();
     }
+    return nullptr;
   };
 }
 

@@ -1,33 +1,10 @@
-"""torch.compile on neuron against eager code on neuron and on CPU."""
+"""How torch.compile finds the backend, its options and their errors, and what Dynamo knows of the device."""
+
+from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def test_same_bits_as_eager():
-    def f(x, w):
-        return F.layer_norm(torch.sigmoid(x @ w) * x, (16,)).relu().sum(-1)
-
-    x, w = torch.randn(8, 16, device="neuron"), torch.randn(16, 16, device="neuron")
-    assert torch.equal(torch.compile(f, backend="neuron", fullgraph=True)(x, w).cpu(), f(x, w).cpu())
-
-
-def test_checkpoint_replays_the_mask_of_dropout():
-    x = torch.ones(4096, device="neuron", requires_grad=True)
-    step = torch.compile(lambda t: checkpoint(lambda u: F.dropout(u, 0.5), t, use_reentrant=False), backend="neuron")
-    y = step(x)
-    y.sum().backward()
-    assert torch.equal(x.grad.cpu(), (y != 0).float().cpu() * 2)
 
 
 def test_no_backend_named_goes_by_the_tensors():
@@ -41,9 +18,17 @@ def test_factory_in_the_graph():
     assert f(5).tolist() == [0, 2, 4, 6, 8]
 
 
-@pytest.mark.parametrize("arguments", [{"mode": "reduce-overhead"}, {"options": {"nonsense": 1}}])
-def test_what_is_not_known_is_refused(arguments):
-    with pytest.raises(Exception, match="neuron backend"):
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"mode": "reduce-overhead"}, "neuron backend.*CUDA graphs"),
+        ({"options": {"nonsense": 1}}, "'nonsense' is not known to the neuron backend; it has passes, cache"),
+        ({"options": {"passes": ["views", "magic"]}}, "neuron backend has no pass 'magic'; its passes are .*views"),
+        ({"options": {"cache": 1}}, "'cache' is True or False"),
+    ],
+)
+def test_what_is_not_known_is_refused(arguments, words):
+    with pytest.raises(Exception, match=words):
         torch.compile(nn.Linear(2, 2).to("neuron"), backend="neuron", **arguments)(torch.ones(1, 2, device="neuron"))
 
 
@@ -53,3 +38,15 @@ def test_streams_and_device_queries_can_be_traced():
         return x * torch.neuron.device_count() + torch.neuron.current_device()
 
     assert f(torch.ones(2, device="neuron")).tolist() == [torch.neuron.device_count()] * 2
+
+
+def test_the_log_shows_the_executable(python):
+    code = """
+import torch
+x = torch.ones(2, 2, device="neuron")
+torch.compile(lambda x, y: (x @ y).relu(), backend="neuron")(x, x + 1)
+"""
+    log = python("-c", code, TORCH_LOGS="+neuron").stderr
+    for line in ("executable: 2 inputs", "%2 = aten::mm(%0, %1)", "aten::relu(%2)", "return %3"):
+        assert line in log
+    assert "executable:" not in python("-c", code).stderr

@@ -1,5 +1,6 @@
 """The checker itself: it must see each kind of difference, and survive what it runs."""
 
+import itertools
 import json
 import os
 import time
@@ -9,7 +10,7 @@ import torch
 
 from torchneuron.conformance import run as runner
 from torchneuron.conformance.check import Case, Checker
-from torchneuron.conformance.compare import Mismatch, compare, copy_to
+from torchneuron.conformance.compare import Mismatch, compare, copy_to, no_less_exact
 from torchneuron.conformance.kinds import SUITES, Kind, Sample, Suite
 from torchneuron.conformance.report import Exclusion, Verdict, markdown, read_exclusions
 
@@ -91,12 +92,13 @@ def raises(error):
 
 
 def test_outcomes(suite):
+    calls = itertools.count(1)
     check = suite(
         right=lambda x: x + 1,
         wrong=on_neuron(lambda x: x + 2),
         host_generator=on_neuron(lambda x: x + 1 + torch.rand(1).mul(0).item()),
         random=lambda x: torch.rand_like(x),
-        unseeded=on_neuron(lambda x: x * time.perf_counter(), lambda x: torch.rand_like(x)),
+        unseeded=on_neuron(lambda x: x * next(calls), lambda x: torch.rand_like(x)),
         argument_changed=on_neuron(lambda x: x.add_(1)),
         raises=on_neuron(raises(ValueError("no"))),
         both_raise=raises(ValueError("no")),
@@ -164,3 +166,14 @@ def test_runner_survives_crash_and_hang(tmp_path, monkeypatch):
     found = {c.name: r["status"] for c, r in runner.read_results(results).items()}
     assert found == {"dies": "crashed", "add": "passed", "hangs": "timeout", "mul": "passed"}
     assert json.loads(results.read_text().splitlines()[0])["detail"]
+
+
+def test_who_is_as_near_to_the_exact_result_as_cpu_is_not_wrong():
+    exact = torch.tensor([1.0, 2.0, float("inf"), float("nan")], dtype=torch.float64)
+    cpu = exact.half() * torch.tensor([1.004, 1, 1, 1], dtype=torch.half)
+    near, far, other = exact.half(), cpu.clone(), exact.half()
+    far[1], other[2] = 2.05, 3.0
+    assert no_less_exact(cpu, near, exact)
+    assert not no_less_exact(cpu, far, exact)
+    assert not no_less_exact(cpu, other, exact)
+    assert not no_less_exact(torch.tensor(1), torch.tensor(2), torch.tensor(1))

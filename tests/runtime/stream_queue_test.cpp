@@ -397,6 +397,120 @@ TEST(short_waits_do_not_ask_for_interrupts) {
 
 // Random programs: threads put tasks on queues, record events, make queues wait for events, and wait themselves.
 // Each event carries what had to be done at its point; whoever passes it checks.
+TEST(a_declared_failure_reaches_the_streams_that_wait) {
+  StreamQueue &source = new_queue(), &before = new_queue(), &behind = new_queue(), &later = new_queue();
+  Event good, bad, again;
+  source.enqueue(call([] {}));
+  good.record(source);
+  source.enqueue(call([&] { source.set_failure(std::make_exception_ptr(std::runtime_error("lost"))); }));
+  bad.record(source);
+  source.enqueue(call([&] { source.set_failure(nullptr); }));
+  again.record(source);
+  good.block(before);
+  bad.block(behind);
+  again.block(later);
+  source.drain();
+  before.drain();
+  later.drain();
+  for (int i = 0; i < 2; i++) {  // recorded before, and passed already
+    std::string told;
+    try {
+      behind.drain();
+    } catch (const std::runtime_error& e) {
+      told = e.what();
+    }
+    CHECK_EQ(told, std::string("lost"));
+    behind.drain();
+    bad.block(behind);
+  }
+}
+
+struct Door final : neuron::Gate {
+  bool open() const override { return opened; }
+  void help() override {
+    helped++;
+    std::this_thread::sleep_for(1ms);
+    if (opens_when_helped) opened = true;
+  }
+  void kick() override { kicked++; }
+  std::atomic<bool> opened{false};
+  std::atomic<int> helped{0}, kicked{0};
+  bool opens_when_helped = false;
+};
+
+struct Guarded final : Task {
+  Guarded(std::shared_ptr<neuron::Gate> g, std::function<void()> f) : closed(std::move(g)), f(std::move(f)) {}
+  void run() override { f(); }
+  std::shared_ptr<neuron::Gate> gate() const override { return closed; }
+  std::shared_ptr<neuron::Gate> closed;
+  std::function<void()> f;
+};
+
+TEST(the_worker_passes_over_a_closed_gate) {
+  auto door = std::make_shared<Door>();
+  StreamQueue &shut = new_queue(), &after = new_queue(), &other = new_queue();
+  std::atomic<int> through{0}, rest{0}, elsewhere{0}, behind{0};
+  shut.enqueue(std::make_unique<Guarded>(door, [&] { through++; }), true);
+  shut.enqueue(call([&] { rest++; }), true);
+  Event event;
+  event.record(shut);
+  event.block(after);
+  after.enqueue(call([&] { behind++; }), true);
+  CHECK(soon([&] { return door->kicked > 0; }));
+  for (int i = 1; i <= 20; i++) {
+    other.enqueue(call([&] { elsewhere++; }), true);
+    CHECK(soon([&] { return elsewhere == i; }));
+  }
+  CHECK_EQ(through + rest + behind, 0);
+  CHECK(door->helped == 0);
+  door->opened = true;
+  StreamQueue::gate_opened();
+  CHECK(soon([&] { return behind == 1; }));
+  CHECK_EQ(through + rest, 2);
+}
+
+TEST(a_host_thread_helps_what_its_queue_waits_for) {
+  auto door = std::make_shared<Door>();
+  door->opens_when_helped = true;
+  StreamQueue &q = new_queue(), &other = new_queue();
+  int ran = 0;
+  q.enqueue(std::make_unique<Guarded>(door, [&] { ran++; }));
+  Event event;
+  event.record(q);
+  event.block(other);
+  other.enqueue(call([&] { ran++; }));
+  other.drain();
+  CHECK_EQ(ran, 2);
+  CHECK(door->helped == 1);
+}
+
+TEST(fuzz_gates_opened_by_another_thread) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 200; round++) {
+    std::vector<std::shared_ptr<Door>> doors;
+    std::atomic<int> ran{0};
+    std::vector<StreamQueue*> queues = {&new_queue(), &new_queue(), &new_queue()};
+    for (int i = 0; i < 30; i++) {
+      StreamQueue& q = *queues[random() % 3];
+      if (random() % 2) {
+        doors.push_back(std::make_shared<Door>());
+        q.enqueue(std::make_unique<Guarded>(doors.back(), [&] { ran++; }), random() % 2);
+      } else {
+        q.enqueue(call([&] { ran++; }), random() % 2);
+      }
+    }
+    std::thread opener([&] {
+      for (auto& door : doors) {
+        door->opened = true;
+        StreamQueue::gate_opened();
+      }
+    });
+    for (StreamQueue* q : queues) q->kick();
+    CHECK(soon([&] { return ran == 30; }));
+    opener.join();
+  }
+}
+
 TEST(fuzz_events_between_queues) {
   constexpr int kQueues = 5, kThreads = 3, kSteps = 250;
   for (uint64_t seed : check::seeds(200)) {

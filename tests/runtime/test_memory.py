@@ -225,3 +225,23 @@ def test_module_moves_keep_parameters_and_gradients():
     assert module.weight.grad.device.type == "neuron"
     with pytest.raises(RuntimeError, match="device type 'cpu'"):
         module.bias.grad = torch.ones(2)
+
+
+def test_snapshots_say_which_line_allocated():
+    memory = torch.neuron.memory
+    memory._record_memory_history()
+    try:
+        block = torch.empty(12_345_678, dtype=torch.uint8, device="neuron")
+        snapshot = memory._snapshot()
+        memory._record_memory_history(context=None)
+        unnamed = torch.empty(1_234_567, dtype=torch.uint8, device="neuron")
+        without = memory._snapshot()
+    finally:
+        memory._record_memory_history(None)
+    blocks = [b for s in snapshot["segments"] for b in s["blocks"] if b["requested_size"] == block.nbytes]
+    events = [e for e in snapshot["device_traces"][0] if e["action"] == "alloc" and e["size"] == block.nbytes]
+    for frames in (blocks[0]["frames"], events[0]["frames"]):
+        assert (frames[0]["filename"], frames[0]["name"]) == (__file__, "test_snapshots_say_which_line_allocated")
+        assert frames[0]["line"] == test_snapshots_say_which_line_allocated.__code__.co_firstlineno + 4
+    events = [e for e in without["device_traces"][0] if e["size"] == unnamed.nbytes]
+    assert len(events) == 1 and events[0]["frames"] == []

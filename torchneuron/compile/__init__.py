@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from torchneuron.compile.backend import default_backend, neuron_backend
+from typing import Any
 
 __all__ = ["default_backend", "neuron_backend"]
+
+
+def __getattr__(name: str) -> Any:
+    # Dynamo is loaded with the backend, so the backend is loaded when Dynamo asks.
+    if name in __all__:
+        from torchneuron.compile import backend
+
+        return getattr(backend, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+from torch.testing._comparison import default_tolerances
 from torch.utils._pytree import tree_leaves, tree_map
 
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -13,6 +14,10 @@ COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse
 
 class Mismatch(AssertionError):
     """The devices differ; the text says in what."""
+
+
+class Inexact(Mismatch):
+    """The values differ by more than rounding explains."""
 
 
 def copy_to(tree: Any, device: str) -> Any:
@@ -123,7 +128,7 @@ def _same_values(where: str, cpu: torch.Tensor, host: torch.Tensor) -> bool:
     try:
         torch.testing.assert_close(host, cpu, equal_nan=True)
     except AssertionError as error:
-        raise Mismatch(f"{where}: {' '.join(str(error).split())}") from None
+        raise Inexact(f"{where}: {' '.join(str(error).split())}") from None
     return False
 
 
@@ -141,6 +146,29 @@ def _compare_tensor(where: str, cpu: torch.Tensor, dev: torch.Tensor, device: st
         pairs = list(zip(parts, _parts(dev)))
         return all([_compare_tensor(f"{where} part {i}", c, d, device, values) for i, (c, d) in enumerate(pairs)])
     return not values or _same_values(where, cpu, dev.detach().cpu())
+
+
+def no_less_exact(cpu: Any, dev: Any, exact: Any) -> bool:
+    """Whether the results of `dev` are as near to `exact`, the results in float64, as those of `cpu`.
+
+    The measure is the largest error of a tensor in units of what `torch.testing.assert_close` allows for one rounding.
+    Twice CPU's is as near, and so are three units: a result of one element may be exact on CPU by chance.
+    """
+    trees = [[x.detach().cpu() for x in tree_leaves(t) if isinstance(x, torch.Tensor)] for t in (cpu, dev, exact)]
+    for c, d, e in zip(*trees):
+        if not c.is_floating_point():
+            if not torch.equal(c, d):
+                return False
+            continue
+        rtol, atol = default_tolerances(c)
+        c, d, e = c.double(), d.double(), e.double()
+        finite = e.isfinite() & c.isfinite() & d.isfinite()
+        if not torch.equal(c[~finite].nan_to_num(), d[~finite].nan_to_num()):
+            return False
+        worst = [((x - e).abs() / (atol + rtol * e.abs()))[finite].max().item() if finite.any() else 0 for x in (c, d)]
+        if worst[1] > max(3, 2 * worst[0]):
+            return False
+    return True
 
 
 def compare(cpu: Any, dev: Any, device: str, values: bool = True, aliasing: bool = True) -> bool:

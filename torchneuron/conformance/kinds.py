@@ -63,11 +63,11 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _seeded_like(t: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """Numbers in [-1, 1] that are the same on each device."""
+    """Numbers in [-1, 1] that are the same on each device and, since they have few bits, in each floating type."""
     generator = torch.Generator("cpu").manual_seed(seed + 1)
     real = t.dtype.to_real() if t.is_complex() else t.dtype
     shape = (*t.shape, 2) if t.is_complex() else t.shape
-    values = (torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1).to(real)
+    values = torch.randint(-64, 65, shape, generator=generator).to(real) / 64
     return (torch.view_as_complex(values) if t.is_complex() else values).to(t.device)
 
 

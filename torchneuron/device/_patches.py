@@ -55,6 +55,37 @@ def rng_state_operators(rng_prims: ModuleType) -> None:
         operator._dispatch_cache.clear()
 
 
+def flex_attention_device(flex_attention: ModuleType) -> None:
+    """`flex_attention` refuses tensors whose device is not on its list, which no backend can join.
+
+    Upstream marks the check to be removed ("TODO: Remove once non cuda/cpu devices support is added"). Goes with it.
+    """
+    original = flex_attention._validate_device
+
+    def _validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != "neuron":
+            original(query, key, value)
+
+    flex_attention._validate_device = _validate_device
+
+
+def default_backend_of_process_groups(c10d: ModuleType) -> None:
+    """`init_process_group()` without a name finds the accelerator's backend, but if that is a custom one it makes gloo
+    the group's default, which the group does not have: DDP's logger and other users of the default then fail.
+
+    No upstream issue is known for it. Goes when `_new_process_group_helper` treats custom backends as it does NCCL.
+    """
+    original = c10d._new_process_group_helper
+
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        group, store = original(*args, **kwargs)
+        if c10d._world.pg_backend_config.get(group) == "neuron:neuron":
+            group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)
+        return group, store
+
+    c10d._new_process_group_helper = helper
+
+
 def apply() -> None:
     """Applies the patches that this torch needs."""
     _dlpack_device()

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from torchneuron import _C, distributed, env
-from torchneuron.device import _lazy, _patches, _sharing
+from torchneuron.device import _lazy, _patches, _sharing, fusion
 
 # HBM of one logical core of trn2.48xlarge: 96 GiB a chip, four logical cores (LNC 2) a chip.
 _CORE_MEMORY = 24 << 30
@@ -31,7 +31,11 @@ def register(module_name: str) -> None:
     capacity = env.MEMORY_BYTES.get() or min(_CORE_MEMORY, _machine_memory() * 9 // 10 // count)
     torch.utils.rename_privateuse1_backend("neuron")
     _C.initialize(
-        device_count=count, capacity=capacity, launch_blocking=env.LAUNCH_BLOCKING.get(), strict=env.STRICT.get()
+        device_count=count,
+        capacity=capacity,
+        launch_blocking=env.LAUNCH_BLOCKING.get(),
+        strict=env.STRICT.get(),
+        fusion=env.FUSION.get(),
     )
     torch._register_device_module("neuron", sys.modules[module_name])
     torch.set_autocast_dtype("neuron", torch.bfloat16)  # of this thread; PyTorch keeps it for each thread
@@ -40,4 +44,5 @@ def register(module_name: str) -> None:
     _sharing.register()
     _patches.apply()
     _lazy.install()
+    fusion.install_log()
     distributed.register()

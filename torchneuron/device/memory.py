@@ -132,9 +132,23 @@ def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
     return _C.memory_segments(device_index(device))
 
 
-def _record_memory_history(enabled: str | None = "all", max_entries: int = 100_000, device: Device = None) -> None:
-    """Keeps the last `max_entries` allocator events for `_dump_snapshot`; None stops."""
-    _C.record_memory_history(device_index(device), max_entries if enabled else 0)
+def _record_memory_history(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "python",
+    max_entries: int = 100_000,
+    device: Device = None,
+) -> None:
+    """Keeps the last `max_entries` allocator events for `_dump_snapshot`.
+
+    Args:
+        enabled: None stops, anything else starts.
+        context: None keeps no stacks; anything else keeps the stack of each allocation.
+        stacks: "python" (frames of C++ are not kept; "all" is taken for it).
+        max_entries: older events are dropped.
+        device: the current device if None.
+    """
+    _C.record_memory_history(device_index(device), max_entries if enabled else 0, bool(enabled and context))
 
 
 def _snapshot(device: Device = None) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "lanes.h"
 
 namespace neuron {
 
-#define DECLARE(LEVEL)    \
-  namespace LEVEL {       \
-  const Kernels& table(); \
+#define DECLARE(LEVEL)             \
+  namespace LEVEL {                \
+  const Kernels& table();          \
+  const LaneKernels& lane_table(); \
   }
 DECLARE(baseline)
 #ifdef NEURON_X86_LEVELS
@@ -18,25 +20,33 @@ DECLARE(avx512)
 
 namespace {
 
-const Kernels& choose() {
+struct Level {
+  const Kernels& kernels;
+  const LaneKernels& lanes;
+};
+
+Level choose() {
 #ifdef NEURON_X86_LEVELS
   const char* wanted = std::getenv("NEURON_SIMD");
   auto may = [&](const char* level) { return !wanted || std::strcmp(wanted, level) == 0; };
   if (may("avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return avx512::table();
+    return {avx512::table(), avx512::lane_table()};
   if ((may("avx2") || may("avx512")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c"))
-    return avx2::table();
+    return {avx2::table(), avx2::lane_table()};
 #endif
-  return baseline::table();
+  return {baseline::table(), baseline::lane_table()};
+}
+
+const Level& level() {
+  static const Level l = choose();
+  return l;
 }
 
 }  // namespace
 
-const Kernels& kernels() {
-  static const Kernels& k = choose();
-  return k;
-}
+const Kernels& kernels() { return level().kernels; }
+const LaneKernels& lane_kernels() { return level().lanes; }
 
 }  // namespace neuron

@@ -1,0 +1,245 @@
+// torchneuron._C.Executable: built from the plan that torchneuron/compile/plan.py describes, called with a list.
+#include "compile.h"
+
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/python_numbers.h>
+
+#include <sstream>
+
+#include "compile/executable.h"
+
+namespace py = pybind11;
+
+namespace neuron {
+
+namespace {
+
+using c10::IValue;
+
+struct Slot {
+  uint32_t index;
+};
+
+IValue to_value(PyObject* o) {
+  if (THPVariable_Check(o)) return THPVariable_Unpack(o);
+  if (o == Py_None) return {};
+  if (PyBool_Check(o)) return o == Py_True;
+  if (PyLong_Check(o)) return THPUtils_unpackLong(o);
+  if (PyFloat_Check(o)) return PyFloat_AsDouble(o);
+  return torch::jit::toIValue(o, c10::PyObjectType::get());
+}
+
+py::object from_value(IValue value) {
+  if (value.isTensor()) {
+    at::Tensor t = std::move(value).toTensor();
+    return t.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(t))) : py::none();
+  }
+  return torch::jit::toPyObject(std::move(value));
+}
+
+Operand::Element element_of(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::TensorType:
+      return Operand::Element::tensor;
+    case c10::TypeKind::OptionalType:
+      return Operand::Element::optional_tensor;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      return Operand::Element::integer;
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::SymFloatType:
+      return Operand::Element::floating;
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::SymBoolType:
+      return Operand::Element::boolean;
+    case c10::TypeKind::NumberType:
+      return Operand::Element::scalar;
+    default:
+      TORCH_CHECK_TYPE(false, "A compiled graph cannot hold a list of ", type.str(), ".");
+  }
+}
+
+bool is_slot(py::handle value) { return py::isinstance<Slot>(value); }
+
+Operand slot_operand(py::handle value) {
+  Operand operand;
+  operand.kind = Operand::Kind::slot;
+  operand.slot = value.cast<Slot>().index;
+  return operand;
+}
+
+Operand constant_operand(IValue value) {
+  Operand operand;
+  operand.constant = std::move(value);
+  return operand;
+}
+
+// `type`: what the operator's schema says.
+Operand read_operand(py::handle value, const c10::TypePtr& type) {
+  if (is_slot(value)) return slot_operand(value);
+  auto list = type->cast<c10::ListType>();
+  if (auto optional = type->cast<c10::OptionalType>()) list = optional->getElementType()->cast<c10::ListType>();
+  if (!list || !py::isinstance<py::sequence>(value)) return constant_operand(torch::jit::toIValue(value, type));
+  bool dynamic = false;
+  for (auto item : value.cast<py::sequence>()) dynamic |= is_slot(item);
+  if (!dynamic) return constant_operand(torch::jit::toIValue(value, type));
+  Operand operand;
+  operand.kind = Operand::Kind::list;
+  operand.element = element_of(*list->getElementType());
+  for (auto item : value.cast<py::sequence>()) operand.items.push_back(read_operand(item, list->getElementType()));
+  return operand;
+}
+
+// For steps without a schema: values as they are.
+Operand read_plain(py::handle value) {
+  return is_slot(value) ? slot_operand(value) : constant_operand(to_value(value.ptr()));
+}
+
+std::vector<Operand> read_plain_list(const py::sequence& values) {
+  std::vector<Operand> out;
+  for (auto value : values) out.push_back(read_plain(value));
+  return out;
+}
+
+template <class F>
+void each_slot_backwards(std::vector<Operand>& operands, F f) {
+  for (size_t i = operands.size(); i-- > 0;) {
+    if (operands[i].kind == Operand::Kind::slot) f(operands[i]);
+    each_slot_backwards(operands[i].items, f);
+  }
+}
+
+// The last mention of a slot in its last step hands the reference over.
+void mark_last_uses(std::vector<Operand>& operands, std::vector<uint32_t> drops) {
+  each_slot_backwards(operands, [&](Operand& operand) {
+    auto it = std::find(drops.begin(), drops.end(), operand.slot);
+    if (it == drops.end()) return;
+    operand.kind = Operand::Kind::last_use;
+    drops.erase(it);
+  });
+}
+
+c10::OperatorHandle find_operator(const std::string& name, const std::string& overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+}
+
+std::unique_ptr<Step> read_operator(const py::dict& step, const std::vector<uint32_t>& drops) {
+  auto op = find_operator(step["name"].cast<std::string>(), step["overload"].cast<std::string>());
+  torch::jit::ToIValueAllowNumbersAsTensors allow(true);
+  std::vector<Operand> arguments;
+  auto given = step["args"].cast<py::sequence>();
+  auto named = step["kwargs"].cast<py::dict>();
+  auto& expected = op.schema().arguments();
+  for (size_t i = 0; i < expected.size(); i++) {
+    const c10::Argument& argument = expected[i];
+    py::str name(argument.name());
+    if (i < given.size()) {
+      arguments.push_back(read_operand(given[i], argument.type()));
+    } else if (named.contains(name)) {
+      arguments.push_back(read_operand(named[name], argument.type()));
+    } else {
+      TORCH_CHECK_VALUE(argument.default_value(), "Argument ", argument.name(), " of ", toString(op.operator_name()),
+                        " is missing in a compiled graph.");
+      arguments.push_back(constant_operand(*argument.default_value()));
+    }
+  }
+  mark_last_uses(arguments, drops);
+  OperatorStep::Site site;
+  site.bridged = step["bridged"].cast<bool>();
+  site.index = step["device"].cast<c10::DeviceIndex>();
+  for (auto dtype : step["dtypes"].cast<py::sequence>())
+    site.dtypes.add(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+  return std::make_unique<OperatorStep>(op, std::move(arguments), step["outs"].cast<std::vector<uint32_t>>(), site);
+}
+
+std::unique_ptr<Step> read_callback(const py::dict& step, const std::vector<uint32_t>& drops) {
+  auto arguments = read_plain_list(step["args"].cast<py::sequence>());
+  mark_last_uses(arguments, drops);
+  auto call = [function = step["function"].cast<py::object>()](std::vector<IValue> values) {
+    py::gil_scoped_acquire gil;
+    py::tuple args(values.size());
+    for (size_t i = 0; i < values.size(); i++) args[i] = from_value(std::move(values[i]));
+    values.clear();
+    py::object results = py::reinterpret_steal<py::object>(PyObject_CallObject(function.ptr(), args.ptr()));
+    if (!results) {
+      python_error error;
+      error.persist();
+      throw std::move(error);
+    }
+    std::vector<IValue> out;
+    for (auto result : results.cast<py::sequence>()) out.push_back(to_value(result.ptr()));
+    return out;
+  };
+  return std::make_unique<CallbackStep>(std::move(call), std::move(arguments),
+                                        step["outs"].cast<std::vector<uint32_t>>());
+}
+
+std::unique_ptr<Step> read_step(const py::dict& step) {
+  const auto kind = step["kind"].cast<std::string>();
+  auto drops = step["drops"].cast<std::vector<uint32_t>>();
+  std::unique_ptr<Step> out;
+  if (kind == "operator") {
+    out = read_operator(step, drops);
+  } else if (kind == "scalar") {
+    out = std::make_unique<ScalarStep>(step["name"].cast<std::string>(), read_plain_list(step["args"]),
+                                       step["outs"].cast<std::vector<uint32_t>>().at(0));
+  } else {
+    TORCH_CHECK_VALUE(kind == "python", "No step of a compiled graph is of kind '", kind, "'.");
+    out = read_callback(step, drops);
+  }
+  out->drops = std::move(drops);
+  out->where = step["where"].cast<std::string>();
+  return out;
+}
+
+std::shared_ptr<Executable> build(size_t inputs, size_t slots,
+                                  const std::vector<std::pair<uint32_t, at::Tensor>>& constants,
+                                  const py::sequence& steps, const py::sequence& outputs) {
+  std::vector<std::unique_ptr<Step>> list;
+  for (auto step : steps) list.push_back(read_step(step.cast<py::dict>()));
+  return std::make_shared<Executable>(inputs, slots, constants, std::move(list), read_plain_list(outputs));
+}
+
+py::list call(const Executable& executable, const py::list& arguments) {
+  std::vector<IValue> values;
+  values.reserve(arguments.size());
+  for (auto argument : arguments) values.push_back(to_value(argument.ptr()));
+  // The caller gives its references up: an input's memory is free after its last use.
+  PyList_SetSlice(arguments.ptr(), 0, PyList_GET_SIZE(arguments.ptr()), nullptr);
+  {
+    py::gil_scoped_release no_gil;
+    values = executable.run(std::move(values));
+  }
+  py::list out(values.size());
+  for (size_t i = 0; i < values.size(); i++) out[i] = from_value(std::move(values[i]));
+  return out;
+}
+
+}  // namespace
+
+void bind_compile(py::module_& m) {
+  py::class_<Slot>(m, "Slot")
+      .def(py::init([](uint32_t index) { return Slot{index}; }))
+      .def_readonly("index", &Slot::index)
+      .def("__repr__", [](const Slot& s) {
+        std::ostringstream out;
+        out << "%" << s.index;
+        return out.str();
+      });
+  // AOTAutograd and Dynamo set attributes on what they call.
+  py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable", py::dynamic_attr())
+      .def(py::init(torch::wrap_pybind_function(&build)), py::arg("inputs"), py::arg("slots"), py::arg("constants"),
+           py::arg("steps"), py::arg("outputs"))
+      .def("__call__", torch::wrap_pybind_function(&call));
+  m.def("runs_bridged", [](const std::string& name, const std::string& overload) {
+    return runs_bridged(find_operator(name, overload));
+  });
+  m.def("scalar_functions", &scalar_functions);
+  m.def("executables_run", [] { return executables_run.load(); });
+  m.def("reset_executables_run", [] { executables_run = 0; });
+}
+
+}  // namespace neuron

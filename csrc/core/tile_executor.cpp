@@ -1,0 +1,448 @@
+// Runs tile programs: the space is cut into tiles that stay in cache, a tile goes through all steps, tiles are spread
+// over threads. Plain contiguous loads and stores cost nothing: steps read and write the memory itself.
+//
+// Three ways to cut, chosen by shape alone; none of them changes a bit:
+//   flat       no reductions: runs of elements
+//   resident   reductions over rows of up to a few thousand columns, or full values that need a reduction's result:
+//              whole rows
+//   streamed   long rows whose reductions feed only row values: pieces of kReduceChunk columns first, then rows
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "simd/kernels.h"
+#include "simd/lanes.h"
+#include "tile_program.h"
+
+namespace neuron {
+
+namespace {
+
+constexpr int64_t kTile = 2048;        // elements; a few buffers of it fit into the first-level cache
+constexpr int64_t kLeastRow = 32;      // shorter rows cost more than the copies that they save
+constexpr double kThreadNs = 30000;    // work that pays for waking threads
+constexpr int64_t kLineElements = 16;  // buffers start on cache lines
+
+bool is_float_lane(Dtype t) { return !is_integer(t); }
+bool is_lane_type(Dtype t) { return t == Dtype::float32 || t == Dtype::int32; }
+
+// Memory that a thread keeps for tiles.
+char* scratch(size_t bytes) {
+  struct Buffer {
+    char* p = nullptr;
+    size_t size = 0;
+    ~Buffer() { std::free(p); }
+  };
+  thread_local Buffer b;
+  if (b.size < bytes) {
+    std::free(b.p);
+    b.size = (bytes + 65535) & ~size_t{65535};
+    b.p = static_cast<char*>(std::aligned_alloc(64, b.size));
+    if (!b.p) {
+      b.size = 0;
+      throw std::bad_alloc();
+    }
+  }
+  return b.p;
+}
+
+// Moves elements [begin, begin + n) of an access, in runs along its fastest dimension.
+template <class Move>
+void for_runs(const TileAccess& a, int64_t item, int64_t begin, int64_t n, Move move) {
+  if (a.ndim <= 1) {
+    const int64_t stride = a.ndim ? a.stride[0] * item : 0;
+    return move(a.base + begin * stride, stride, 0, n);
+  }
+  int64_t index[kTileDims], rest = begin;
+  char* p = a.base;
+  for (int d = a.ndim - 1; d >= 0; d--) {
+    index[d] = rest % a.size[d];
+    rest /= a.size[d];
+    p += index[d] * a.stride[d] * item;
+  }
+  const int last = a.ndim - 1;
+  const int64_t stride = a.stride[last] * item;
+  for (int64_t done = 0; done < n;) {
+    const int64_t run = std::min(a.size[last] - index[last], n - done);
+    move(p, stride, done, run);
+    done += run;
+    p += run * stride;
+    index[last] += run;
+    for (int d = last; d > 0 && index[d] == a.size[d]; d--) {
+      p += (a.stride[d - 1] - a.size[d] * a.stride[d]) * item;
+      index[d] = 0;
+      index[d - 1]++;
+    }
+  }
+}
+
+void load_lanes(const Kernels& k, Dtype dtype, const char* from, int64_t stride, int64_t n, char* to) {
+  const int t = static_cast<int>(dtype);
+  if (stride == size_of(dtype) && is_lane_type(dtype)) {
+    std::memcpy(to, from, static_cast<size_t>(n) * 4);
+  } else if (stride == 0 && n > 1) {
+    load_lanes(k, dtype, from, size_of(dtype), 1, to);
+    uint32_t one;
+    std::memcpy(&one, to, 4);
+    std::fill_n(reinterpret_cast<uint32_t*>(to), n, one);
+  } else if (is_float_lane(dtype)) {
+    k.load[t](from, stride, n, reinterpret_cast<float*>(to));
+  } else {
+    k.load_int[t](from, stride, n, reinterpret_cast<int32_t*>(to));
+  }
+}
+
+void store_lanes(const Kernels& k, Dtype dtype, const char* from, int64_t n, char* to, int64_t stride) {
+  const int t = static_cast<int>(dtype);
+  if (stride == size_of(dtype) && is_lane_type(dtype))
+    std::memmove(to, from, static_cast<size_t>(n) * 4);
+  else if (is_float_lane(dtype))
+    k.store[t](reinterpret_cast<const float*>(from), n, to, stride);
+  else
+    k.store_int[t](reinterpret_cast<const int32_t*>(from), n, to, stride);
+}
+
+// What runs of one program and member share.
+class Execution {
+ public:
+  Execution(const TileProgram& program, const TileRun& run)
+      : program_(program), run_(run), kernels_(kernels()), lanes_(lane_kernels()) {
+    const bool reduces = program.has_reductions();
+    rows_ = run.rows, cols_ = run.cols;
+    if (!reduces) choose_rows();
+    streamed_ = reduces && !program.full_after_row() && cols_ > kReduceChunk;
+    flat_ = !reduces && cols_ == 1;
+    if (flat_) {
+      units_ = (rows_ + kTile - 1) / kTile;
+      pitch_ = std::min(rows_, kTile);
+    } else if (streamed_) {
+      pieces_ = (cols_ + kReduceChunk - 1) / kReduceChunk;
+      units_ = rows_ * pieces_;
+      pitch_ = kReduceChunk;
+      partial_.reset(new uint32_t[static_cast<size_t>(program.reductions() * units_)]);
+    } else {
+      tile_rows_ = std::clamp<int64_t>(kTile / cols_, 1, rows_);
+      units_ = (rows_ + tile_rows_ - 1) / tile_rows_;
+      pitch_ = tile_rows_ * cols_;
+    }
+    auto lines = [](int64_t n) { return (n + kLineElements - 1) / kLineElements * kLineElements; };
+    pitch_ = lines(pitch_);
+    row_pitch_ = reduces ? lines(streamed_ ? kTile : tile_rows_) : 0;
+  }
+
+  int64_t units() const { return units_; }
+  bool streamed() const { return streamed_; }
+
+  // Tiles [begin, end) of the full part, or of everything if the program is not streamed.
+  void tiles(int64_t begin, int64_t end) {
+    Frame frame(*this);
+    for (int64_t unit = begin; unit < end; unit++) {
+      if (flat_) {
+        const int64_t first = unit * kTile, n = std::min(kTile, rows_ - first);
+        frame.tile(first, n, 0, 1, n, Part::all, unit);
+      } else if (streamed_) {
+        const int64_t row = unit / pieces_, column = unit % pieces_ * kReduceChunk;
+        const int64_t n = std::min(kReduceChunk, cols_ - column);
+        frame.tile(row * cols_ + column, n, row, 1, n, Part::full, unit);
+      } else {
+        const int64_t row = unit * tile_rows_, rows = std::min(tile_rows_, rows_ - row);
+        frame.tile(row * cols_, rows * cols_, row, rows, cols_, Part::all, unit);
+      }
+    }
+  }
+
+  // What follows the reductions of a streamed program.
+  void row_part() {
+    Frame frame(*this);
+    for (int64_t row = 0; row < rows_; row += kTile)
+      frame.tile(0, 0, row, std::min(kTile, rows_ - row), cols_, Part::rows, 0);
+  }
+
+ private:
+  enum class Part : uint8_t { all, full, rows };
+
+  // Without reductions, rows are as an operand that repeats along or across them suggests: whole rows need no copies.
+  void choose_rows() {
+    for (size_t i = 0; i < program_.accesses().size(); i++) {
+      const TileAccess& a = run_.accesses[i];
+      if (a.ndim != 2 || (a.stride[0] != 0 && a.stride[1] != 0)) continue;
+      if (a.size[1] < kLeastRow || a.size[1] > 2 * kTile) continue;
+      cols_ = a.size[1];
+      rows_ = run_.rows / cols_;
+      return;
+    }
+  }
+
+  // One thread's buffers and the places of all values.
+  struct Frame {
+    explicit Frame(Execution& e) : x(e) {
+      const auto& program = e.program_;
+      buffers =
+          scratch(static_cast<size_t>(program.full_slots() * e.pitch_ + program.row_slots() * e.row_pitch_) * 4 + 64);
+      const auto& values = program.values();
+      for (size_t v = 0; v < values.size(); v++) {
+        vector[v] = 1;
+        pitch[v] = e.cols_ * 4;
+        if (values[v].from == TileProgram::Value::From::scalar) {
+          const uint16_t i = values[v].index;
+          place[v] = reinterpret_cast<const char*>(i & 0x8000 ? &program.constants()[i & 0x7fff] : &e.run_.scalars[i]);
+          vector[v] = 0;
+          pitch[v] = 0;
+        } else {
+          place[v] = buffer(values[v]);
+        }
+      }
+    }
+
+    const char* buffer(const TileProgram::Value& v) const {
+      const auto& program = x.program_;
+      const int64_t at =
+          v.extent == Extent::full ? v.slot * x.pitch_ : program.full_slots() * x.pitch_ + v.slot * x.row_pitch_;
+      return buffers + at * 4;
+    }
+
+    // Elements [first, first + n), which are rows [row, row + rows) or `n` columns of one row.
+    void tile(int64_t first, int64_t n, int64_t row, int64_t rows, int64_t cols, Part part, int64_t unit) {
+      const auto& program = x.program_;
+      // Values that a direct store puts into memory are computed there.
+      for (const TileProgram::Step& step : program.steps()) {
+        if (step.kind != TileProgram::Step::Kind::store) continue;
+        const TileAccess& a = x.run_.accesses[step.access];
+        const Dtype dtype = program.accesses()[step.access].dtype;
+        if (!step.direct || !a.contiguous() || !is_lane_type(dtype)) continue;
+        place[step.in[0]] = a.base + (step.extent == Extent::full ? first : row) * 4;
+      }
+      int reduction = 0;
+      for (const TileProgram::Step& step : program.steps()) {
+        const bool is_reduce = step.kind == TileProgram::Step::Kind::reduce;
+        if (is_reduce ? false : part == (step.extent == Extent::full ? Part::rows : Part::full)) continue;
+        const int64_t begin = step.extent == Extent::full ? first : row, count = step.extent == Extent::full ? n : rows;
+        switch (step.kind) {
+          case TileProgram::Step::Kind::load:
+            load(step, begin, count, rows, cols);
+            break;
+          case TileProgram::Step::Kind::store: {
+            const TileAccess& a = x.run_.accesses[step.access];
+            const Dtype dtype = program.accesses()[step.access].dtype;
+            const ValueId v = step.in[0];
+            const char* from = place[v];
+            if (from == a.base + begin * 4 && a.contiguous() && is_lane_type(dtype)) break;  // computed there
+            if (vector[v] && step.extent == Extent::full && pitch[v] != cols * 4 && rows > 1) {
+              for (int64_t r = 0; r < rows; r++)
+                for_runs(a, size_of(dtype), begin + r * cols, cols,
+                         [&](char* p, int64_t stride, int64_t at, int64_t run) {
+                           store_lanes(x.kernels_, dtype, from + r * pitch[v] + at * 4, run, p, stride);
+                         });
+            } else if (vector[v]) {
+              for_runs(a, size_of(dtype), begin, count, [&](char* p, int64_t stride, int64_t at, int64_t run) {
+                store_lanes(x.kernels_, dtype, from + at * 4, run, p, stride);
+              });
+            } else {
+              const int64_t parts = pitch[v] ? rows : 1, length = count / parts;
+              for (int64_t r = 0; r < parts; r++) {
+                uint32_t one[kLineElements];
+                std::fill_n(one, kLineElements, *reinterpret_cast<const uint32_t*>(from + r * pitch[v]));
+                for_runs(a, size_of(dtype), begin + r * length, length,
+                         [&](char* p, int64_t stride, int64_t, int64_t run) {
+                           for (int64_t i = 0; i < run; i += kLineElements)
+                             store_lanes(x.kernels_, dtype, reinterpret_cast<const char*>(one),
+                                         std::min(kLineElements, run - i), p + i * stride, stride);
+                         });
+              }
+            }
+            break;
+          }
+          case TileProgram::Step::Kind::map:
+            map(step, begin, count, rows, cols);
+            break;
+          case TileProgram::Step::Kind::reduce:
+            reduce(step, reduction++, n, row, rows, cols, part, unit);
+            break;
+          case TileProgram::Step::Kind::gone:
+            break;
+        }
+      }
+    }
+
+    // Elements [begin, begin + n) of an access, where they are or copied into the value's buffer.
+    void load(const TileProgram::Step& step, int64_t begin, int64_t n, int64_t rows, int64_t cols) {
+      const TileAccess& a = x.run_.accesses[step.access];
+      const Dtype dtype = x.program_.accesses()[step.access].dtype;
+      const int64_t item = size_of(dtype);
+      const ValueId v = step.out;
+      vector[v] = 1;
+      pitch[v] = cols * 4;
+      char* to = const_cast<char*>(buffer(x.program_.values()[v]));
+      if (a.contiguous() && is_lane_type(dtype)) {
+        place[v] = a.base + begin * 4;
+        return;
+      }
+      place[v] = to;
+      if (a.ndim == 0 || (a.ndim == 1 && a.stride[0] == 0)) {
+        load_lanes(x.kernels_, dtype, a.base, item, 1, to);
+        vector[v] = 0;
+        pitch[v] = 0;
+        return;
+      }
+      const int last = a.ndim - 1;
+      if (step.extent == Extent::full && a.ndim == 2 && a.size[1] == x.cols_ && !x.flat_) {
+        if (a.stride[0] == 0 && a.stride[1] == 1) {  // one row for all
+          const int64_t column = begin % x.cols_;
+          pitch[v] = 0;
+          if (is_lane_type(dtype))
+            place[v] = a.base + column * 4;
+          else
+            load_lanes(x.kernels_, dtype, a.base + column * item, item, cols, to);
+          return;
+        }
+        if (a.stride[1] == 0) {  // one element for each row
+          vector[v] = 0;
+          pitch[v] = 4;
+          load_lanes(x.kernels_, dtype, a.base + begin / x.cols_ * a.stride[0] * item, a.stride[0] * item, rows, to);
+          return;
+        }
+      }
+      if (is_lane_type(dtype) && a.stride[last] == 1) {
+        // A tile that lies in one run is where it is.
+        const int64_t index = begin % a.size[last];
+        if (index + n <= a.size[last]) {
+          for_runs(a, item, begin, 1, [&](const char* p, int64_t, int64_t, int64_t) { place[v] = p; });
+          return;
+        }
+      }
+      for_runs(a, item, begin, n, [&](const char* p, int64_t stride, int64_t at, int64_t run) {
+        load_lanes(x.kernels_, dtype, p, stride, run, to + at * 4);
+      });
+    }
+
+    void map(const TileProgram::Step& step, int64_t begin, int64_t n, int64_t rows, int64_t cols) {
+      const auto& values = x.program_.values();
+      const LaneKernels::Map kernel = x.lanes_.map[static_cast<int>(step.op)];
+      char* out = const_cast<char*>(place[step.out]);
+      const char* in[3] = {out, out, out};
+      int64_t per_row[3] = {0, 0, 0};
+      int vectors = 0;
+      bool by_rows = false;
+      for (int k = 0; k < 3 && step.in[k] != TileProgram::kNone; k++) {
+        const ValueId v = step.in[k];
+        in[k] = place[v];
+        if (step.extent == Extent::row) {
+          vectors |= vector[v] << k;
+          continue;
+        }
+        const bool row_value = values[v].extent == Extent::row && vector[v];
+        if (vector[v] && !row_value) vectors |= 1 << k;
+        per_row[k] = row_value ? 4 : pitch[v];
+        by_rows |= rows > 1 && per_row[k] != (vectors >> k & 1 ? cols * 4 : 0);
+      }
+      if (!by_rows) return kernel(out, in[0], in[1], in[2], vectors, n, begin);
+      // The result may lie over a number that all rows need.
+      uint32_t ones[3];
+      for (int k = 0; k < 3; k++)
+        if (!per_row[k] && !(vectors >> k & 1)) {
+          std::memcpy(&ones[k], in[k], 4);
+          in[k] = reinterpret_cast<const char*>(&ones[k]);
+        }
+      for (int64_t r = 0; r < rows; r++)
+        kernel(out + r * cols * 4, in[0] + r * per_row[0], in[1] + r * per_row[1], in[2] + r * per_row[2], vectors,
+               cols, begin + r * cols);
+    }
+
+    // The tree of a reduction: pieces of kReduceChunk columns, then the pieces likewise.
+    void reduce(const TileProgram::Step& step, int which, int64_t n, int64_t row, int64_t rows, int64_t cols, Part part,
+                int64_t unit) {
+      const LaneKernels::Reduce kernel = x.lanes_.reduce[static_cast<int>(step.op)];
+      char* out = const_cast<char*>(place[step.out]);
+      uint32_t* partial = x.partial_.get() + static_cast<size_t>(which) * x.units_;
+      const ValueId v = step.in[0];
+      if (part == Part::rows) {
+        for (int64_t r = 0; r < rows; r++) tree(kernel, out + r * 4, partial + (row + r) * x.pieces_, x.pieces_);
+        return;
+      }
+      const char* in = place[v];
+      std::unique_ptr<uint32_t[]> spread;
+      const bool row_value = x.program_.values()[v].extent == Extent::row;
+      if (!vector[v] || row_value) {  // one number for the whole row
+        spread.reset(new uint32_t[static_cast<size_t>(n)]);
+        const int64_t step_bytes = row_value ? (vector[v] ? 4 : 0) : pitch[v];
+        for (int64_t r = 0; r < rows; r++)
+          std::fill_n(spread.get() + r * cols, cols, *reinterpret_cast<const uint32_t*>(in + r * step_bytes));
+        in = reinterpret_cast<const char*>(spread.get());
+      }
+      const int64_t from_row = spread ? cols * 4 : pitch[v];
+      if (part == Part::full) return kernel(partial + unit, in, n);
+      for (int64_t r = 0; r < rows; r++) tree(kernel, out + r * 4, in + r * from_row, cols);
+    }
+
+    static void tree(LaneKernels::Reduce kernel, void* out, const void* in, int64_t n) {
+      if (n <= kReduceChunk) return kernel(out, in, n);
+      const int64_t pieces = (n + kReduceChunk - 1) / kReduceChunk;
+      std::unique_ptr<uint32_t[]> partial(new uint32_t[static_cast<size_t>(pieces)]);
+      for (int64_t i = 0; i < pieces; i++)
+        kernel(&partial[static_cast<size_t>(i)], static_cast<const char*>(in) + i * kReduceChunk * 4,
+               std::min(kReduceChunk, n - i * kReduceChunk));
+      tree(kernel, out, partial.get(), pieces);
+    }
+
+    Execution& x;
+    char* buffers;
+    const char* place[TileProgram::kMaxValues];
+    uint8_t vector[TileProgram::kMaxValues];  // has a lane for each element, or each row of a row value
+    int64_t pitch[TileProgram::kMaxValues];   // of full values: bytes from row to row
+  };
+
+  const TileProgram& program_;
+  const TileRun& run_;
+  const Kernels& kernels_;
+  const LaneKernels& lanes_;
+  bool streamed_ = false, flat_ = false;
+  int64_t rows_, cols_, units_ = 0, pieces_ = 1, tile_rows_ = 1, pitch_ = 0, row_pitch_ = 0;
+  std::unique_ptr<uint32_t[]> partial_;  // of each reduction: rows * pieces
+};
+
+double work(const TileProgram& program, const TileRun& run) {
+  return program.cost() * static_cast<double>(run.rows) * static_cast<double>(run.cols);
+}
+
+}  // namespace
+
+void run(const TileProgram& program, std::span<const TileRun> runs, const TileParallel& parallel) {
+  double total = 0;
+  for (const TileRun& r : runs) total += work(program, r);
+  const bool threads = parallel && total > kThreadNs;
+  if (runs.size() == 1 || !threads) {
+    for (const TileRun& r : runs) {
+      if (r.rows * r.cols == 0) continue;
+      Execution e(program, r);
+      if (threads && e.units() > 1)
+        parallel(e.units(), [&](int64_t begin, int64_t end) { e.tiles(begin, end); });
+      else
+        e.tiles(0, e.units());
+      if (e.streamed()) e.row_part();
+    }
+    return;
+  }
+  // Many tensors: all tiles are one range.
+  std::vector<std::unique_ptr<Execution>> all;
+  std::vector<int64_t> start{0};
+  for (const TileRun& r : runs) {
+    if (r.rows * r.cols == 0) continue;
+    all.push_back(std::make_unique<Execution>(program, r));
+    start.push_back(start.back() + all.back()->units());
+  }
+  if (all.empty()) return;
+  parallel(start.back(), [&](int64_t begin, int64_t end) {
+    size_t i = static_cast<size_t>(std::upper_bound(start.begin(), start.end(), begin) - start.begin()) - 1;
+    for (; begin < end; i++) {
+      const int64_t stop = std::min(end, start[i + 1]);
+      all[i]->tiles(begin - start[i], stop - start[i]);
+      begin = stop;
+    }
+  });
+  for (auto& e : all)
+    if (e->streamed()) e->row_part();
+}
+
+}  // namespace neuron

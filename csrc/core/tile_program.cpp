@@ -1,0 +1,248 @@
+#include "tile_program.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace neuron {
+
+ValueId TileProgram::add(Value::From from, Extent extent, uint16_t index) {
+  values_.push_back({from, extent, index});
+  return static_cast<ValueId>(values_.size() - 1);
+}
+
+uint16_t TileProgram::access(Dtype dtype, Extent extent, uint16_t memory) {
+  accesses_.push_back({dtype, extent, memory});
+  return static_cast<uint16_t>(accesses_.size() - 1);
+}
+
+ValueId TileProgram::load(uint16_t access) {
+  const ValueId out = add(Value::From::access, accesses_[access].extent, access);
+  Step step{Step::Kind::load};
+  step.extent = accesses_[access].extent;
+  step.out = out;
+  step.access = access;
+  steps_.push_back(step);
+  return out;
+}
+
+ValueId TileProgram::scalar() { return add(Value::From::scalar, Extent::row, static_cast<uint16_t>(scalars_++)); }
+
+ValueId TileProgram::constant(uint32_t bits) {
+  for (auto& [value, index] : constant_values_)
+    if (constants_[index] == bits) return value;
+  constants_.push_back(bits);
+  const auto index = static_cast<uint16_t>(constants_.size() - 1);
+  // Constants are numbered from the top; run() puts them behind the scalars.
+  const ValueId v = add(Value::From::scalar, Extent::row, static_cast<uint16_t>(0x8000 | index));
+  constant_values_.emplace_back(v, index);
+  return v;
+}
+
+ValueId TileProgram::map(LaneOp op, ValueId a, ValueId b, ValueId c) {
+  Step step{Step::Kind::map};
+  step.op = op;
+  step.in[0] = a;
+  step.in[1] = b;
+  step.in[2] = c;
+  bool full = false, scalar = true, row = false;
+  for (ValueId v : step.in) {
+    if (v == kNone || values_[v].from == Value::From::scalar) continue;
+    scalar = false;
+    full |= values_[v].extent == Extent::full;
+    row |= values_[v].extent == Extent::row;
+  }
+  step.extent = scalar ? extent_of_numbers_ : full ? Extent::full : Extent::row;
+  if (step.extent == Extent::full && row) full_after_row_ = true;
+  step.out = add(Value::From::step, step.extent, static_cast<uint16_t>(steps_.size()));
+  steps_.push_back(step);
+  return step.out;
+}
+
+ValueId TileProgram::expand(ValueId a, Extent extent) {
+  Step step{Step::Kind::map};
+  step.in[0] = a;
+  step.extent = extent;
+  if (extent == Extent::full && values_[a].from != Value::From::scalar) full_after_row_ = true;
+  step.out = add(Value::From::step, extent, static_cast<uint16_t>(steps_.size()));
+  steps_.push_back(step);
+  return step.out;
+}
+
+ValueId TileProgram::reduce(LaneOp op, ValueId a) {
+  Step step{Step::Kind::reduce};
+  step.op = op;
+  step.in[0] = a;
+  step.extent = Extent::row;
+  step.out = add(Value::From::step, Extent::row, static_cast<uint16_t>(steps_.size()));
+  steps_.push_back(step);
+  reductions_++;
+  return step.out;
+}
+
+void TileProgram::store(uint16_t access, ValueId value) {
+  Step step{Step::Kind::store};
+  step.extent = accesses_[access].extent;
+  step.in[0] = value;
+  step.access = access;
+  steps_.push_back(step);
+}
+
+void TileProgram::number_steps() {
+  for (size_t i = 0; i < steps_.size(); i++) {
+    for (ValueId v : steps_[i].in)
+      if (v != kNone) values_[v].last = static_cast<uint16_t>(i);
+    const ValueId out = steps_[i].out;
+    if (out == kNone) continue;
+    values_[out].last = static_cast<uint16_t>(i);
+    if (values_[out].from == Value::From::step) values_[out].index = static_cast<uint16_t>(i);
+  }
+}
+
+// Two arithmetic steps become one where nobody else uses the first one's result: half the memory traffic of the tile,
+// the same roundings.
+void TileProgram::merge_pairs() {
+  struct Pair {
+    LaneOp first, second;
+    int position;  // of the first one's result among the second one's inputs
+    LaneOp merged;
+  };
+  using enum LaneOp;
+  static constexpr Pair kPairs[] = {{mul, add, 0, mul_add},  {mul, add, 1, mul_add}, {mul, sub, 0, mul_sub},
+                                    {mul, sub, 1, mul_rsub}, {mul, mul, 0, mul_mul}, {add, mul, 0, add_mul},
+                                    {add, mul, 1, add_mul},  {add, add, 0, add_add}, {add, add, 1, add_add},
+                                    {sub, mul, 0, sub_mul},  {sub, mul, 1, sub_mul}, {sub, add, 0, sub_add},
+                                    {sub, add, 1, sub_add}};
+  std::vector<uint16_t> uses(values_.size());
+  for (const Step& step : steps_)
+    for (ValueId v : step.in)
+      if (v != kNone) uses[v]++;
+  for (Step& second : steps_) {
+    if (second.kind != Step::Kind::map || info(second.op).inputs != 2) continue;
+    for (const Pair& pair : kPairs) {
+      if (pair.second != second.op) continue;
+      const ValueId v = second.in[pair.position];
+      if (values_[v].from != Value::From::step || uses[v] != 1) continue;
+      const auto first = std::find_if(steps_.begin(), steps_.end(), [&](const Step& s) { return s.out == v; });
+      if (first->kind != Step::Kind::map || first->op != pair.first || first->extent != second.extent) continue;
+      const ValueId other = second.in[1 - pair.position];
+      second.op = pair.merged;
+      second.in[0] = first->in[0];
+      second.in[1] = first->in[1];
+      second.in[2] = other;
+      first->kind = Step::Kind::gone;
+      break;
+    }
+  }
+  std::erase_if(steps_, [](const Step& s) { return s.kind == Step::Kind::gone; });
+}
+
+void TileProgram::seal() {
+  merge_pairs();
+  number_steps();
+  // A load of plain memory is the memory itself: a store waits until what was loaded from there has been used.
+  std::vector<Step> late;
+  for (size_t i = 0; i < steps_.size(); i++) {
+    if (steps_[i].kind != Step::Kind::store) continue;
+    for (const Value& v : values_)
+      if (v.from == Value::From::access && accesses_[v.index].memory == accesses_[steps_[i].access].memory &&
+          v.last > i) {
+        late.push_back(steps_[i]);
+        steps_[i].kind = Step::Kind::gone;
+        break;
+      }
+  }
+  if (!late.empty()) {
+    std::erase_if(steps_, [](const Step& s) { return s.kind == Step::Kind::gone; });
+    steps_.insert(steps_.end(), late.begin(), late.end());
+    number_steps();
+  }
+  // A store may be direct if its value comes from a step, no other direct store has it, and nothing reads the old
+  // content of the same memory after the value's step.
+  std::vector<uint8_t> taken(values_.size());
+  for (Step& store : steps_) {
+    if (store.kind != Step::Kind::store) continue;
+    const Value& v = values_[store.in[0]];
+    if (v.from != Value::From::step || v.extent != store.extent || taken[store.in[0]]) continue;
+    bool safe = true;
+    for (const Value& other : values_)
+      if (other.from == Value::From::access && accesses_[other.index].memory == accesses_[store.access].memory)
+        safe &= other.last <= v.index;
+    for (const Step& other : steps_)
+      if (&other != &store && other.kind == Step::Kind::store &&
+          accesses_[other.access].memory == accesses_[store.access].memory)
+        safe = false;
+    store.direct = safe;
+    taken[store.in[0]] = safe;
+  }
+  // Buffers: a value takes a free one at its step and gives it back after its last use.
+  std::vector<uint16_t> free[2];
+  int count[2] = {0, 0};
+  std::vector<std::vector<ValueId>> ends(steps_.size());
+  for (size_t i = 0; i < steps_.size(); i++) {
+    Step& step = steps_[i];
+    for (ValueId v : ends[i]) free[static_cast<int>(values_[v].extent)].push_back(values_[v].slot);
+    // Inputs that end here are free for the result: operations run element by element.
+    if (step.kind == Step::Kind::map)
+      for (int k = 0; k < 3; k++) {
+        const ValueId v = step.in[k];
+        if (v == kNone || values_[v].from == Value::From::scalar || values_[v].last != i) continue;
+        if (std::find(step.in, step.in + k, v) != step.in + k) continue;
+        // What was loaded may be read again for each row.
+        if (values_[v].extent == step.extent && values_[v].from == Value::From::step)
+          free[static_cast<int>(values_[v].extent)].push_back(values_[v].slot);
+        else if (i + 1 < steps_.size())
+          ends[i + 1].push_back(v);
+      }
+    if (step.out != kNone) {
+      Value& v = values_[step.out];
+      auto& pool = free[static_cast<int>(v.extent)];
+      if (pool.empty()) {
+        v.slot = static_cast<uint16_t>(count[static_cast<int>(v.extent)]++);
+      } else {
+        v.slot = pool.back();
+        pool.pop_back();
+      }
+      if (v.last == i && i + 1 < steps_.size()) ends[i + 1].push_back(step.out);
+    }
+    if (step.kind != Step::Kind::map)
+      for (ValueId v : step.in)
+        if (v != kNone && values_[v].from != Value::From::scalar && values_[v].last == i && i + 1 < steps_.size())
+          ends[i + 1].push_back(v);
+    // Weights from the kernels' measured times: a transcendental function costs about ten additions.
+    if (step.kind == Step::Kind::map)
+      cost_ += step.op >= LaneOp::exp && step.op <= LaneOp::cosh           ? 1.5
+               : step.op == LaneOp::uniform_bits || step.op == LaneOp::pow ? 5
+                                                                           : 0.15;
+    else
+      cost_ += 0.1;
+  }
+  full_slots_ = count[0];
+  row_slots_ = count[1];
+}
+
+std::string TileProgram::text() const {
+  std::ostringstream out;
+  auto value = [&](ValueId v) {
+    const Value& x = values_[v];
+    if (x.from != Value::From::scalar)
+      out << " v" << v;
+    else if (x.index & 0x8000)
+      out << " #" << std::hex << constants_[x.index & 0x7fff] << std::dec;
+    else
+      out << " s" << x.index;
+  };
+  for (const Step& step : steps_) {
+    if (step.out != kNone) out << "v" << step.out << (step.extent == Extent::row ? "[rows] =" : " =");
+    if (step.kind == Step::Kind::load)
+      out << " load m" << step.access << ":" << info(accesses_[step.access].dtype).name;
+    if (step.kind == Step::Kind::store)
+      out << "store m" << step.access << ":" << info(accesses_[step.access].dtype).name;
+    if (step.kind == Step::Kind::map || step.kind == Step::Kind::reduce) out << " " << info(step.op).name;
+    for (ValueId v : step.in)
+      if (v != kNone) value(v);
+    out << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace neuron

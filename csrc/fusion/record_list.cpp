@@ -1,0 +1,150 @@
+#include "record_list.h"
+
+#include <algorithm>
+
+#include "aten/factories.h"
+#include "aten/graph.h"
+#include "window.h"
+
+namespace neuron::fusion {
+
+void ListCall::list(at::TensorList tensors, bool written) {
+  if (written) {
+    in_place_ = tensors;
+    writes_ = true;
+  }
+  if (!written || !row_->overwrites) lists_.push_back({tensors, nullptr});
+}
+
+namespace {
+
+// Bytes that written members occupy, in order; empty if two of them overlap.
+using Interval = std::pair<const char*, const char*>;
+Interval bytes_of(const Tensor& t) {
+  const char* begin = static_cast<const char*>(t.const_data_ptr());
+  return {begin, begin + t.numel() * static_cast<int64_t>(t.itemsize())};
+}
+
+bool apart(std::vector<Interval>& intervals) {
+  std::sort(intervals.begin(), intervals.end());
+  for (size_t i = 1; i < intervals.size(); i++)
+    if (intervals[i].first < intervals[i - 1].second) return false;
+  return true;
+}
+bool meets(const std::vector<Interval>& sorted, const Interval& x) {
+  auto it = std::upper_bound(sorted.begin(), sorted.end(), Interval{x.second, nullptr});
+  return it != sorted.begin() && std::prev(it)->second > x.first && std::prev(it)->first < x.second;
+}
+
+void flat(Place& p, const Tensor& t, Dtype dtype, int64_t stride) {
+  p.dtype = dtype;
+  p.offset = t.storage_offset();
+  p.ndim = 0;
+  const int64_t n = t.numel();
+  if (stride == 0 || n == 1) return;
+  p.ndim = 1;
+  p.size[0] = n;
+  p.stride[0] = stride;
+}
+
+}  // namespace
+
+bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
+  const at::TensorList first = writes_ ? in_place_ : lists_.empty() ? at::TensorList() : lists_[0].members;
+  const size_t members = first.size();
+  if (members == 0 || members > 4096 || current_capture()) return false;
+  const c10::ScalarType type = first[0].scalar_type();
+  const auto compute = dtype_of(type);
+  if (!compute || *compute == Dtype::boolean) return false;
+  if (!(row_->types & (is_integer(*compute) ? kInts : kFloats)) || row_->to_bool) return false;
+  const c10::DeviceIndex index = first[0].device().index();
+  for (const List& l : lists_) {
+    if (l.one) {
+      if (!usable(*l.one) || l.one->dim() != 0 || l.one->scalar_type() != type || l.one->device().index() != index)
+        return false;
+      continue;
+    }
+    if (l.members.size() != members) return false;
+    for (size_t m = 0; m < members; m++) {
+      const Tensor& t = l.members[m];
+      if (!usable(t) || t.scalar_type() != type || t.device().index() != index || t.sizes() != first[m].sizes() ||
+          t.strides() != first[m].strides() || !t.is_non_overlapping_and_dense())
+        return false;
+    }
+  }
+  if (writes_) {
+    std::vector<Interval> written;
+    for (const Tensor& t : in_place_) {
+      if (!usable(t) || t.scalar_type() != type || !t.is_non_overlapping_and_dense() || t.device().index() != index)
+        return false;
+      written.push_back(bytes_of(t));
+    }
+    if (!apart(written)) return false;
+    for (const List& l : lists_) {
+      if (l.one && meets(written, bytes_of(*l.one))) return false;
+      for (size_t m = 0; m < l.members.size(); m++)
+        if (bytes_of(l.members[m]) != bytes_of(in_place_[m]) && meets(written, bytes_of(l.members[m]))) return false;
+    }
+  }
+  if (row_->for_number && numbers_.size() == 1 && numbers_[0].size() == 1 && !numbers_[0][0].isComplex())
+    if (const Row* special = row_->for_number(numbers_[0][0].to<double>())) {
+      row_ = special;
+      if (row_->drops_number) numbers_.clear();
+    }
+  std::vector<uint32_t> scalars;
+  for (size_t m = 0; m < members; m++)
+    for (auto& list : numbers_) {
+      if (list.size() != 1 && list.size() != members) return false;
+      const auto value = lane_of(list[list.size() == 1 ? 0 : m], *compute);
+      if (!value) return false;
+      scalars.push_back(*value);
+    }
+
+  std::vector<Tensor> made;
+  if (!writes_)
+    for (const Tensor& t : first) {
+      Tensor out = uninitialised(static_cast<size_t>(t.numel()) * t.itemsize(), t.dtype(), index);
+      out.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
+      made.push_back(std::move(out));
+    }
+  DtypeUse use;
+  account(counter, use);
+  Node node{};
+  node.row = row_;
+  node.compute = node.result = *compute;
+  node.inputs = static_cast<uint8_t>(lists_.size());
+  node.outputs = 1;
+  node.scalars = static_cast<uint8_t>(numbers_.size());
+  node.row_space = kNone;
+  std::vector<int64_t> counts;
+  for (const Tensor& t : first) counts.push_back(t.numel());
+
+  Window::Recording recording(Window::current(index));
+  std::vector<Place> places(members);
+  auto operand = [&](auto member, bool written, int64_t stride) {
+    for (size_t m = 0; m < members; m++) {
+      const Tensor& t = member(m);
+      c10::StorageImpl& storage = *t.storage().unsafeGetStorageImpl();
+      flat(places[m], t, *compute, stride);
+      const bool whole = written && static_cast<size_t>(t.numel()) * t.itemsize() == storage.nbytes();
+      places[m].storage = recording.storage(storage, whole);
+    }
+    return recording.operand(places);
+  };
+  for (size_t i = 0; i < lists_.size(); i++) {
+    const List& l = lists_[i];
+    if (!l.one) {
+      node.in[i] = operand([&](size_t m) -> const Tensor& { return l.members[m]; }, false, 1);
+      continue;
+    }
+    node.in[i] = operand([&](size_t) -> const Tensor& { return *l.one; }, false, 0);
+  }
+  node.out[0] = operand([&](size_t m) -> const Tensor& { return writes_ ? in_place_[m] : made[m]; }, true, 1);
+  node.space = recording.space(counts);
+  recording.append(node, scalars);
+  recording.finish();
+  if (results) *results = std::move(made);
+  return true;
+}
+
+}  // namespace neuron::fusion

@@ -1,0 +1,67 @@
+// Recording of operators on lists of tensors.
+#pragma once
+
+#include "typed.h"
+
+namespace neuron::fusion {
+
+// A call on lists, member by member.
+class ListCall {
+ public:
+  explicit ListCall(const Row& row) : row_(&row) {}
+  void list(at::TensorList tensors, bool written);
+  void tensor(const Tensor& t) { lists_.push_back({{}, &t}); }
+  void number(const c10::Scalar& s) { numbers_.push_back({s}); }
+  void numbers(at::ArrayRef<c10::Scalar> s) { numbers_.emplace_back(s.begin(), s.end()); }
+
+  // Records. `results`: the new tensors, if nothing is written in place.
+  bool record(OpCounter& counter, std::vector<Tensor>* results);
+
+ private:
+  struct List {
+    at::TensorList members;
+    const Tensor* one;  // instead: a tensor without dimensions, for all members
+  };
+  const Row* row_;
+  c10::SmallVector<List, 4> lists_;
+  const List* written_ = nullptr;
+  at::TensorList in_place_;
+  bool writes_ = false;
+  c10::SmallVector<std::vector<c10::Scalar>, 2> numbers_;
+};
+
+template <class Op, const Row& row, class Schema = typename Op::schema>
+struct ForEach;
+
+template <class Op, const Row& row, class Ret, class... Args>
+struct ForEach<Op, row, Ret(Args...)> {
+  static Ret call(Args... args) {
+    static OpCounter& count = counter(direct::Direct<Op>::name());
+    ListCall list(row);
+    int position = 0;
+    (visit<Args>(list, args, position++), ...);
+    if constexpr (std::is_void_v<Ret>) {
+      if (list.record(count, nullptr)) return;
+    } else {
+      std::vector<Tensor> results;
+      if (list.record(count, &results)) return results;
+    }
+    return direct::Direct<Op>::boxed(std::forward<Args>(args)...);
+  }
+
+ private:
+  template <class T, class V>
+  static void visit(ListCall& list, const V& value, int position) {
+    using Plain = std::decay_t<T>;
+    if constexpr (std::is_same_v<Plain, at::TensorList>)
+      list.list(value, position == 0 && std::is_void_v<Ret>);
+    else if constexpr (std::is_same_v<Plain, Tensor>)
+      list.tensor(value);
+    else if constexpr (std::is_same_v<Plain, c10::Scalar>)
+      list.number(value);
+    else
+      list.numbers(value);
+  }
+};
+
+}  // namespace neuron::fusion

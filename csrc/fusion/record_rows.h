@@ -1,0 +1,47 @@
+// Recording of operators that reduce: softmax, norms, sums. Their space is rows * columns; columns are the dims that
+// are reduced, in their order, and rows the others.
+#pragma once
+
+#include "layout.h"
+#include "record.h"
+
+namespace neuron::fusion {
+
+class RowsCall {
+ public:
+  // `reduced[d]`: dim d of `shape` is reduced.
+  RowsCall(const Row& row, OpCounter& counter, at::IntArrayRef shape, const bool* reduced);
+
+  // Inputs, in order. False if the call cannot be recorded.
+  bool full(const Tensor& t);        // of the whole shape
+  bool per_row(const Tensor& t);     // contiguous, one element a row
+  bool per_column(const Tensor& t);  // contiguous, one element a column
+  void number(float value) { scalars_.push_back(lane(value)); }
+
+  // New results, in order.
+  Tensor full_result(c10::ScalarType type, at::IntArrayRef sizes);
+  Tensor row_result(c10::ScalarType type, at::IntArrayRef sizes);
+
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+  // Whether the columns are what a walk through `t` meets first: else its rows would be gathered from far apart.
+  bool columns_are_fast(const Tensor& t) const;
+  void record();
+
+ private:
+  bool input(const Tensor& t, const Place& place);
+  Tensor result(c10::ScalarType type, at::IntArrayRef sizes, int64_t elements);
+
+  const Row& row_;
+  OpCounter& counter_;
+  Layout layout_;
+  bool reduced_[kMaxDims];
+  int64_t rows_ = 1, columns_ = 1;
+  c10::DeviceIndex index_ = -1;
+  c10::SmallVector<Tensor, 6> inputs_;
+  c10::SmallVector<Tensor, 3> results_;
+  Place in_[kMaxInputs], out_[kMaxOutputs];
+  c10::SmallVector<uint32_t, 4> scalars_;
+};
+
+}  // namespace neuron::fusion

@@ -1,0 +1,215 @@
+// Rule: order. What a window holds runs after everything that was queued on its stream before, and before anything that
+// comes later can look; two threads that record on one stream take turns, each closing what the other recorded.
+//
+// Reason: what the host can see is as if every operator had run when it was called.
+#include "window.h"
+
+#include <ATen/Parallel.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+
+#include "cache.h"
+#include "limits.h"
+#include "log.h"
+#include "rows.h"
+#include "runtime/allocator.h"
+#include "runtime/profiler.h"
+#include "stats.h"
+
+namespace neuron::fusion {
+
+namespace {
+
+thread_local bool t_running = false;  // this thread runs a batch
+thread_local char t_identity;
+
+const TileParallel& parallel() {
+  static const TileParallel* f = new TileParallel(
+      [](int64_t n, const std::function<void(int64_t, int64_t)>& body) { at::parallel_for(0, n, 1, body); });
+  return *f;
+}
+
+std::string name_of(const Launch& launch, const Graph& graph) {
+  std::string name = launch.nodes.size() > 1 ? "neuron::fused(" : "neuron::";
+  for (size_t i = 0; i < launch.nodes.size(); i++) {
+    if (i) name.append(", ");
+    name.append(graph.nodes[launch.nodes[i]].row->name);
+  }
+  if (launch.nodes.size() > 1) name.append(")");
+  return name;
+}
+
+}  // namespace
+
+Window& Window::current(c10::DeviceIndex device) {
+  static std::array<std::array<std::atomic<Window*>, DeviceState::kStreams>, 128> windows{};
+  const c10::StreamId stream = current_stream(device).id();
+  auto& slot = windows[device][stream];
+  Window* window = slot.load(std::memory_order_acquire);
+  if (C10_LIKELY(window != nullptr)) return *window;
+  auto* fresh = new Window(device, device_state(device).streams[stream]);  // lives as long as its stream
+  if (slot.compare_exchange_strong(window, fresh)) return *fresh;
+  delete fresh;
+  return *window;
+}
+
+Window::Recording::Recording(Window& window) : window_(window), lock_(window.recording_), graph_(&window.open_.graph) {
+  while (C10_UNLIKELY(window.thread_ != &t_identity && !graph_->nodes.empty())) {
+    lock_.unlock();
+    window.flush();
+    lock_.lock();
+  }
+  window.thread_ = &t_identity;
+}
+
+uint16_t Window::Recording::storage(c10::StorageImpl& impl, bool overwritten) {
+  auto& index = window_.index_;
+  auto& held = window_.open_.held;
+  if (C10_UNLIKELY(held.size() * 2 >= index.size())) {
+    index.assign(std::max<size_t>(256, index.size() * 2), {nullptr, 0});
+    for (size_t i = 0; i < held.size(); i++) {
+      c10::StorageImpl* known = held[i].strong ? held[i].strong.get() : held[i].weak._unsafe_get_target();
+      size_t at = (reinterpret_cast<uintptr_t>(known) >> 4) * 0x9E3779B97F4A7C15ull >> 40;
+      while (index[at % index.size()].first) at++;
+      index[at % index.size()] = {known, static_cast<uint16_t>(i)};
+    }
+  }
+  size_t at = (reinterpret_cast<uintptr_t>(&impl) >> 4) * 0x9E3779B97F4A7C15ull >> 40;
+  for (;; at++) {
+    auto& [known, id] = index[at % index.size()];
+    if (known == &impl) return id;
+    if (!known) break;
+  }
+  const auto id = static_cast<uint16_t>(held.size());
+  index[at % index.size()] = {&impl, id};
+  auto strong = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&impl);
+  char* memory = static_cast<char*>(impl._mutable_data_ptr_no_checks().get());
+  if (overwritten) {
+    held.push_back({{}, c10::weak_intrusive_ptr<c10::StorageImpl>(strong), memory, impl.nbytes()});
+  } else {
+    window_.open_.bytes += impl.nbytes();
+    held.push_back({std::move(strong),
+                    c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()), memory,
+                    impl.nbytes()});
+  }
+  return id;
+}
+
+void Window::Recording::append(const Node& node, std::span<const uint32_t> scalars) {
+  graph_->append(node, scalars);
+  count(g_stats.ops_recorded);
+  if (graph_->nodes.size() == 1) window_.queue_.set_deferred(&window_);
+  full_ = graph_->nodes.size() >= kMaxWindowNodes || !settings().fusion || settings().launch_blocking ||
+          (window_.open_.bytes >= window_.open_.next_look && window_.open_.keeps_too_much());
+}
+
+void Window::Recording::finish() {
+  lock_.unlock();
+  if (full_) window_.flush();
+}
+
+bool Window::Batch::keeps_too_much() {
+  size_t orphans = 0;
+  for (const Held& h : held)
+    if (h.strong && h.strong.use_count() == 1) orphans += h.bytes;
+  next_look = bytes + kMaxOrphanBytes;
+  return orphans >= kMaxOrphanBytes;
+}
+
+void Window::Batch::clear() {
+  graph.clear();
+  held.clear();
+  bytes = 0;
+  next_look = kMaxOrphanBytes;
+}
+
+void Window::flush() {
+  if (t_running) return;  // an allocation of a running program asks for memory back
+  std::vector<Held> garbage;
+  while (true) {
+    if (!queue_.idle()) queue_.wait(queue_.enqueued());
+    std::lock_guard run_lock(running_);
+    {
+      std::lock_guard lock(recording_);
+      if (open_.graph.nodes.empty()) return;
+      if (!queue_.idle()) continue;
+      std::swap(open_, closed_);
+      std::fill(index_.begin(), index_.end(), std::pair<c10::StorageImpl*, uint16_t>{nullptr, 0});
+    }
+    t_running = true;
+    std::exception_ptr error;
+    try {
+      run(closed_);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    t_running = false;
+    // What is released may run destructors of anybody's: after the locks.
+    garbage.swap(closed_.held);
+    closed_.clear();
+    {
+      std::lock_guard lock(recording_);
+      if (open_.graph.nodes.empty()) queue_.set_deferred(nullptr);
+    }
+    if (error) std::rethrow_exception(error);
+    return;
+  }
+}
+
+void Window::run(Batch& batch) {
+  const size_t n = batch.held.size();
+  std::vector<uint8_t> live(n);
+  std::vector<char*> memory(n);
+  for (size_t i = 0; i < n; i++) {
+    Held& h = batch.held[i];
+    memory[i] = h.memory;
+    if (h.strong) {
+      live[i] = h.strong.use_count() > 1;
+    } else {
+      h.strong = h.weak.lock();
+      live[i] = static_cast<bool>(h.strong);
+    }
+  }
+  std::vector<c10::DataPtr> temporaries;
+  auto give_memory = [&](size_t s) {
+    if (batch.held[s].strong) return;
+    temporaries.push_back(allocate_on(device_, batch.held[s].bytes, c10::Device(kNeuron, device_)));
+    memory[s] = static_cast<char*>(temporaries.back().mutable_get());
+  };
+  // A call none of whose results anybody reads, not even the window, was made for its first one: that counts as live,
+  // so that a call whose result is dropped and the same call whose result is kept are one program.
+  const Graph& graph = batch.graph;
+  std::vector<uint8_t> wanted = live;
+  auto storages = [&](uint16_t operand, auto f) {
+    for (int m = 0; m < graph.operands[operand].members; m++) f(graph.place(operand, m).storage);
+  };
+  for (const Node& node : graph.nodes)
+    for (int i = 0; i < node.inputs; i++) storages(node.in[i], [&](uint16_t s) { wanted[s] = 1; });
+  for (const Node& node : graph.nodes) {
+    bool idle = true;
+    for (int i = 0; i < node.outputs; i++) storages(node.out[i], [&](uint16_t s) { idle = idle && !wanted[s]; });
+    if (!idle) continue;
+    storages(node.out[0], [&](uint16_t s) {
+      live[s] = wanted[s] = 1;
+      give_memory(s);
+    });
+  }
+  const std::shared_ptr<const Plan> plan = find_or_fuse(graph, live);
+  for (uint16_t s : plan->temporaries) give_memory(s);
+  count(g_stats.programs_run, plan->launches.size());
+  count(g_stats.ops_fused, plan->fused);
+  count(g_stats.stores_elided, plan->stores_elided);
+  if (C10_UNLIKELY(log_enabled())) write_log(describe(*plan, batch.graph));
+  if (C10_LIKELY(!profiling.load(std::memory_order_relaxed))) return execute(*plan, batch.graph, memory, parallel());
+  int64_t start = 0;
+  execute(*plan, batch.graph, memory, parallel(), [&](const Launch& launch, bool before) {
+    if (before)
+      start = profiler_time_ns();
+    else
+      record_activity(name_of(launch, batch.graph), device_, start);
+  });
+}
+
+}  // namespace neuron::fusion
