@@ -782,7 +782,7 @@ struct Semantics {
 
   static void tensor_scalar(Core&, const Call& c, int64_t begin, int64_t end) {
     const Instruction& in = *c.in;
-    const bool second = has(c, 3) || info(in.op1).inputs == 1;
+    const bool second = in.op1 != AluOp::bypass && (has(c, 3) || info(in.op1).inputs == 1);
     if (info(in.op0).cls == AluClass::bitwise || info(in.op1).cls == AluClass::bitwise) {
       auto* x = reinterpret_cast<int32_t*>(scratch(0, kChunk));
       auto value = [&](int i, int64_t r) {
@@ -997,7 +997,10 @@ struct Semantics {
         const int64_t n = std::min(kChunk, dst.free - i);
         float* out = target(dst, r, i, z);
         const float* v = load(c.v[1], r, i, n, x);
-        if (scale != 1.0f || bias != 0.0f) {
+        if (scale == 1.0f && bias != 0.0f) {
+          K().binary[static_cast<int>(AluOp::add)](v, 1, &bias, 0, out, n);
+          v = out;
+        } else if (scale != 1.0f) {
           K().affine(v, scale, bias, out, n);
           v = out;
         }
