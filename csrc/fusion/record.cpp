@@ -108,7 +108,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
       if (status == at::MemOverlapStatus::Full && t->dtype() != out.dtype()) return false;
     }
   }
-  Place places[kMaxInputs + 1];
+  Place places[kMaxInputs + 2];
   for (size_t i = 0; i < call.inputs.size(); i++) {
     if (!place_of(*call.inputs[i], layout, places[i])) return false;
     places[i].dtype = *dtype_of(call.inputs[i]->scalar_type());
@@ -131,6 +131,15 @@ bool record_pointwise(const Call& call, Tensor& out) {
     return false;
   }
   to.dtype = *dtype_of(out.scalar_type());
+  Place& beside = places[call.inputs.size() + 1];
+  if (call.second) {
+    const auto type = c10::scalarTypeToTypeMeta(call.second_type);
+    *call.second = uninitialised(static_cast<size_t>(layout.elements) * type.itemsize(), type, index);
+    call.second->unsafeGetTensorImpl()->set_sizes_and_strides(out.sizes(), out.strides());
+    beside = to;
+    beside.offset = 0;
+    beside.dtype = *dtype_of(call.second_type);
+  }
   DtypeUse use;
   account(call.counter, use);
 
@@ -139,7 +148,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
   node.compute = *compute;
   node.result = *result;
   node.inputs = static_cast<uint8_t>(call.inputs.size());
-  node.outputs = 1;
+  node.outputs = call.second ? 2 : 1;
   node.scalars = static_cast<uint8_t>(call.scalars.size());
   node.numbers = call.numbers;
   node.row_space = kNone;
@@ -152,6 +161,10 @@ bool record_pointwise(const Call& call, Tensor& out) {
   const bool whole = !given || static_cast<size_t>(layout.elements) * out.dtype().itemsize() == storage.nbytes();
   to.storage = recording.storage(storage, whole);
   node.out[0] = recording.operand({&to, 1});
+  if (call.second) {
+    beside.storage = recording.storage(*call.second->storage().unsafeGetStorageImpl(), true);
+    node.out[1] = recording.operand({&beside, 1});
+  }
   node.space = recording.space({&layout.elements, 1});
   recording.append(node, {call.scalars.data(), call.scalars.size()});
   recording.finish();
