@@ -1,5 +1,5 @@
 // Rule: fusible. Whether a call is recorded depends on the operator and on metadata alone: types that programs have,
-// dense layout, shapes that broadcast, memory that does not overlap itself, at least one element, no graph capture.
+// dense layout, shapes that broadcast, memory that does not overlap itself, at least one element.
 //
 // Reason: a fusible operator must give the same bits alone and in company, so the choice between executor and library
 // may not depend on what else is pending.
@@ -8,7 +8,6 @@
 #include <ATen/MemoryOverlap.h>
 
 #include "aten/factories.h"
-#include "aten/graph.h"
 #include "layout.h"
 #include "pointwise.h"
 #include "window.h"
@@ -83,7 +82,7 @@ bool usable(const Tensor& t) {
 
 bool record_pointwise(const Call& call, Tensor& out) {
   const auto compute = dtype_of(call.compute), result = dtype_of(call.result);
-  if (!compute || !result || C10_UNLIKELY(current_capture() != nullptr)) return false;
+  if (!compute || !result) return false;
   c10::DeviceIndex index = -1;
   for (const Tensor* t : call.inputs) {
     if (!usable(*t)) return false;
