@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 4
+START_SECONDS = 300  # on a machine that has other things to do
 
 
 def _run(job):
@@ -30,6 +31,7 @@ def _run(job):
 
 def _serve(pipe):
     torch.set_num_threads(1)
+    pipe.send("")
     while job := pipe.recv():
         try:
             _run(job)
@@ -57,6 +59,8 @@ class Ranks:
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
+        problems = [self._answer(rank, START_SECONDS) for rank in range(RANKS)]
+        assert not any(problems), problems
 
     def stop(self):
         for process in self.processes:
@@ -72,7 +76,7 @@ class Ranks:
             for rank in range(world):
                 self.pipes[rank].send((rank, world, folder, body, arguments, options))
             try:
-                problems = [self._answer(rank, 1.5 * timeout) for rank in range(world)]
+                problems = [self._answer(rank, 4 * timeout) for rank in range(world)]
             except BaseException:
                 self.stop()
                 raise
