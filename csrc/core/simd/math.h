@@ -58,26 +58,23 @@ inline float log(float x) {
   return x > 0.0f ? finite : (x == 0.0f ? -INFINITY : NAN);
 }
 
-// A quotient of polynomials in x^2, fitted for the least relative error over the interval where the function is not 1.
 inline float tanh(float x) {
-  const float low = x > -9.01f ? x : -9.01f, c = low < 9.01f ? low : 9.01f, u = c * c;
-  float p = -1.22249685e-11f;
-  p = mad(p, u, 3.0614025e-08f);
-  p = mad(p, u, 2.80195224e-05f);
-  p = mad(p, u, 0.00386892571f);
-  p = mad(p, u, 0.136803923f);
-  p = mad(p, u, 1.0f);
-  float q = 1.28820937e-06f;
-  q = mad(q, u, 0.000393968533f);
-  q = mad(q, u, 0.0272480273f);
-  q = mad(q, u, 0.470137244f);
-  q = mad(q, u, 1.0f);
-  const float y = c * p / q, below = y < 1.0f ? y : 1.0f;
-  return x != x ? x : (below > -1.0f ? below : -1.0f);
+  const float a = std::fabs(x), u = x * x;
+  float p = 0.0022956324f;  // (tanh(x) / x - 1) / x^2 on |x| < 0.625
+  p = mad(p, u, -0.008346744f);
+  p = mad(p, u, 0.021769864f);
+  p = mad(p, u, -0.05395939f);
+  p = mad(p, u, 0.13333304f);
+  p = mad(p, u, -0.33333334f);
+  const float small = mad(x * u, p, x);
+  // Near 1 the error must be that of the distance from 1: tanh forms of GELU subtract there.
+  const float large = 1.0f - 2.0f / (exp(2.0f * (a > 20.0f ? 20.0f : a)) + 1.0f);
+  return x != x ? x : std::copysign(a < 0.625f ? small : large, x);
 }
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
 
+// A quotient of polynomials in x^2, fitted for the least relative error over the interval where the function is not 1.
 inline float erf(float x) {
   const float low = x > -3.95f ? x : -3.95f, c = low < 3.95f ? low : 3.95f, u = c * c;
   float p = 2.02582145e-06f;
