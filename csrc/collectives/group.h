@@ -32,20 +32,13 @@ struct GroupOptions {
 
 class Group;
 
-// What precedes an operation in its process: it starts when `open` is true. Whoever opens it kicks the engine.
-struct Start {
-  std::atomic<bool> open{false};
-};
-
-// Called once, in any thread, with the error of an operation or null; see Op::completed for what it returns.
-using Done = std::function<std::function<void()>(std::exception_ptr)>;
-
+// An operation of a group. `done` is called once with the error or null, in any thread.
 class GroupOp final : public Op {
  public:
   GroupOp(std::shared_ptr<Group> group, Signature signature, uint64_t number, Task<> body, int64_t timeout_ns,
-          Done done, std::shared_ptr<Start> start);
+          std::function<void(std::exception_ptr)> done);
   std::exception_ptr health(int64_t now) override;
-  std::function<void()> completed() override;
+  void completed() override;
   std::string what() const;
 
  private:
@@ -54,8 +47,7 @@ class GroupOp final : public Op {
   Signature signature_;
   uint64_t number_, place_;
   int64_t started_ns_, timeout_ns_;
-  Done done_;
-  std::shared_ptr<Start> start_;
+  std::function<void(std::exception_ptr)> done_;
 };
 
 class Group : public std::enable_shared_from_this<Group> {
@@ -72,14 +64,12 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // Starts collectives that run one after the other as one operation. The memory of their pieces must stay valid until
   // `done` was called; what `done` holds is released by a host thread later.
-  // `start` may be null.
-  std::shared_ptr<GroupOp> start(std::vector<Call> calls, int64_t timeout_ns, Done done,
-                                 std::shared_ptr<Start> start = nullptr);
-  std::shared_ptr<GroupOp> send(int to, int tag, DataType dtype, Piece data, int64_t timeout_ns, Done done,
-                                std::shared_ptr<Start> start = nullptr);
+  using Done = std::function<void(std::exception_ptr)>;
+  std::shared_ptr<GroupOp> start(std::vector<Call> calls, int64_t timeout_ns, Done done);
+  std::shared_ptr<GroupOp> send(int to, int tag, DataType dtype, Piece data, int64_t timeout_ns, Done done);
   // `source` is set before `done` is called.
   std::shared_ptr<GroupOp> receive(int from, int tag, DataType dtype, Piece data, int64_t timeout_ns,
-                                   std::shared_ptr<int> source, Done done, std::shared_ptr<Start> start = nullptr);
+                                   std::shared_ptr<int> source, Done done);
 
   bool failed() const { return failed_; }
   const Topology& topology() const { return topology_; }

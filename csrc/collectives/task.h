@@ -108,14 +108,9 @@ class Strand {
 
   bool finished() const { return body_.handle_.done(); }
   std::exception_ptr error() const { return body_.handle_.promise().error; }
-  // Runs the coroutine as far as it goes. Returns whether it moved. What its condition throws, it gets.
+  // Runs the coroutine as far as it goes. Returns whether it moved.
   bool step() {
-    if (finished()) return false;
-    try {
-      if (waiting_ && !waiting_->ready()) return false;
-    } catch (...) {
-      fault_ = std::current_exception();
-    }
+    if (finished() || (waiting_ && !waiting_->ready())) return false;
     resume();
     return true;
   }
