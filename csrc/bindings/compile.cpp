@@ -238,8 +238,6 @@ void bind_compile(py::module_& m) {
     return runs_bridged(find_operator(name, overload));
   });
   m.def("scalar_functions", &scalar_functions);
-  m.def("executables_run", [] { return executables_run.load(); });
-  m.def("reset_executables_run", [] { executables_run = 0; });
 }
 
 }  // namespace neuron

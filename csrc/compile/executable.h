@@ -1,7 +1,6 @@
 // A compiled graph: a straight list of steps on slots, run in one call without Python.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -19,16 +18,11 @@ class Executable {
   // operator and the user's line. Any number of threads may run one executable at once.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs) const;
 
-  size_t inputs() const { return inputs_; }
-
  private:
   size_t inputs_, slots_;
   std::vector<std::pair<uint32_t, at::Tensor>> constants_;
   std::vector<std::unique_ptr<Step>> steps_;
   std::vector<Operand> outputs_;
 };
-
-// Runs of executables since the last reset.
-extern std::atomic<uint64_t> executables_run;
 
 }  // namespace neuron

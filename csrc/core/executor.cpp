@@ -1772,7 +1772,7 @@ void Core::run_parts() {
     parallel_for()(static_cast<int64_t>(plan.parts.size()), work);
 }
 
-void Core::run_segment(const Segment& segment, Lane* lane) {
+void Core::run_segment(const CodeSegment& segment, Lane* lane) {
   std::vector<Call> calls;
   calls.reserve(segment.end - segment.begin);
   int64_t work = 0;
@@ -1820,12 +1820,12 @@ Core::State Core::run() {
   const auto& segments = plan.segments;
   const auto segment_of = [&](uint32_t instruction) {
     return static_cast<uint32_t>(std::upper_bound(segments.begin(), segments.end(), instruction,
-                                                  [](uint32_t i, const Segment& s) { return i < s.begin; }) -
+                                                  [](uint32_t i, const CodeSegment& s) { return i < s.begin; }) -
                                  segments.begin() - 1);
   };
   auto value = [&](const Bound& b) { return b.reg >= 0 ? registers_[b.reg] : b.value; };
   while (position_ < segments.size()) {
-    const Segment& segment = segments[position_];
+    const CodeSegment& segment = segments[position_];
     const Instruction& in = plan.code[segment.begin];
     if (segment.row_local) {
       run_segment(segment, nullptr);

@@ -84,7 +84,7 @@ class Core {
   friend struct Semantics;
   Call resolve(const Instruction& instruction, Lane* lane);
   void execute(const Instruction& instruction, Lane* lane);
-  void run_segment(const Segment& segment, Lane* lane);
+  void run_segment(const CodeSegment& segment, Lane* lane);
   void run_parts();
   void place(const Part& part, char* const arena[2]);
   void ensure(uint32_t storage);

@@ -10,7 +10,7 @@ namespace neuron {
 class Program;
 struct Instruction;
 
-struct Segment {
+struct CodeSegment {
   uint32_t begin, end;  // of Plan::code
   bool row_local;
   bool gives_way = false;   // lets other cores run afterwards
@@ -24,7 +24,7 @@ struct Part {
 
 struct Plan {
   std::vector<Instruction> code;
-  std::vector<Segment> segments;
+  std::vector<CodeSegment> segments;
   std::vector<Part> parts;
   std::vector<int64_t> placement;  // of each storage: byte offset within a partition of its part's arena, or -1
   std::array<int64_t, 2> pitch{};  // bytes per partition of an SBUF and a PSUM arena

@@ -32,7 +32,7 @@ ValueId TileProgram::constant(uint32_t bits) {
     if (constants_[index] == bits) return value;
   constants_.push_back(bits);
   const auto index = static_cast<uint16_t>(constants_.size() - 1);
-  // Constants are numbered from the top; run() puts them behind the scalars.
+  // The top bit tells constants() from the run's scalars.
   const ValueId v = add(Value::From::scalar, Extent::row, static_cast<uint16_t>(0x8000 | index));
   constant_values_.emplace_back(v, index);
   return v;

@@ -86,7 +86,7 @@ class Liveness {
       for (uint16_t n : groups_[later].nodes) {
         const Node& node = graph_.nodes[n];
         for (int i = 0; i < node.inputs; i++)
-          if (meet(operand, node.in[i])) return true;
+          if (operand == node.in[i] || !graph_.apart(operand, node.in[i])) return true;
         for (int i = 0; i < node.outputs; i++) overwritten |= node.out[i] == operand;
         if (overwritten) return false;
       }
@@ -96,13 +96,6 @@ class Liveness {
   }
 
  private:
-  bool meet(uint16_t a, uint16_t b) const {
-    if (a == b) return true;
-    for (int i = 0; i < graph_.operands[a].members; i++)
-      for (int j = 0; j < graph_.operands[b].members; j++)
-        if (!disjoint(graph_.place(a, i), graph_.place(b, j))) return true;
-    return false;
-  }
   const Graph& graph_;
   const std::vector<Group>& groups_;
   const std::vector<uint8_t>& live_;

@@ -1,4 +1,4 @@
-// The fuser: a graph of nodes with known liveness becomes programs. Used by the eager recorder and by torch.compile.
+// The fuser: a graph of nodes with known liveness becomes programs.
 #pragma once
 
 #include <functional>

@@ -89,6 +89,13 @@ int64_t Graph::columns(const Node& node) const {
   return node.reduces ? counts[spaces[node.space].first] / counts[spaces[node.row_space].first] : 1;
 }
 
+bool Graph::apart(uint16_t a, uint16_t b) const {
+  for (int i = 0; i < operands[a].members; i++)
+    for (int j = 0; j < operands[b].members; j++)
+      if (!disjoint(place(a, i), place(b, j))) return false;
+  return true;
+}
+
 void Graph::clear() {
   places.clear();
   operands.clear();

@@ -81,6 +81,8 @@ class Graph {
 
   // Length of what a reducing node reduces; 1 for others.
   int64_t columns(const Node& node) const;
+  // Whether the members of one operand provably share no byte with those of the other.
+  bool apart(uint16_t a, uint16_t b) const;
   const Place& place(uint16_t operand, int member = 0) const { return places[operands[operand].first + member]; }
 
   std::vector<Place> places;

@@ -24,7 +24,6 @@ class ListCall {
   };
   const Row* row_;
   c10::SmallVector<List, 4> lists_;
-  const List* written_ = nullptr;
   at::TensorList in_place_;
   bool writes_ = false;
   c10::SmallVector<std::vector<c10::Scalar>, 2> numbers_;

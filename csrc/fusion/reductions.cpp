@@ -91,19 +91,6 @@ void layer_norm_backward(Lowering& l, const Row&) {
 constexpr Row r_layer_norm_backward[2] = {reduces("layer_norm_backward", layer_norm_backward<false>, 12, 0),
                                           reduces("layer_norm_backward", layer_norm_backward<true>, 12, 0)};
 
-// Number 0: columns; 1: eps.
-template <bool Weight>
-void rms_norm(Lowering& l, const Row&) {
-  const Formula k{l};
-  V x = k.in(0);
-  V rstd = f(L::rsqrt, mean(k, x * x) + k.number(1));
-  V y = x * rstd;
-  if (Weight) y = y * k.in(1);
-  k.out(0, y);
-  k.out(1, rstd);
-}
-constexpr Row r_rms_norm[2] = {reduces("rms_norm", rms_norm<false>, 0, 2), reduces("rms_norm", rms_norm<true>, 0, 2)};
-
 using at::IntArrayRef;
 
 // ---- recording -----------------------------------------------------------------------------------------------------

@@ -40,14 +40,6 @@ class Scheduler {
   }
 
  private:
-  // Whether every pair of members of two operands on a storage is apart.
-  bool apart(uint16_t a, uint16_t b) const {
-    for (int i = 0; i < g_.operands[a].members; i++)
-      for (int j = 0; j < g_.operands[b].members; j++)
-        if (!disjoint(g_.place(a, i), g_.place(b, j))) return false;
-    return true;
-  }
-
   // The first group that dependencies allow.
   int earliest(const Node& node) const {
     int first = 0;
@@ -58,14 +50,14 @@ class Scheduler {
           first = std::max<int>(first, u.group);
         else if (u.operand == g_.operands[node.in[i]].row)
           first = std::max<int>(first, repeats_in(u.group, node.in[i]) ? u.group : u.group + 1);
-        else if (!apart(u.operand, node.in[i]))
+        else if (!g_.apart(u.operand, node.in[i]))
           first = std::max<int>(first, u.group + 1);
       });
     for (int i = 0; i < node.outputs; i++)
       visit(node.out[i], [&](const Use& u) {
         if (u.operand == node.out[i])
           first = std::max<int>(first, u.group);
-        else if (!apart(u.operand, node.out[i]))
+        else if (!g_.apart(u.operand, node.out[i]))
           first = std::max<int>(first, u.group + 1);
       });
     return first;

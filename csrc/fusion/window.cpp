@@ -4,14 +4,12 @@
 // Reason: what the host can see is as if every operator had run when it was called.
 #include "window.h"
 
-#include <ATen/Parallel.h>
-
 #include <array>
 #include <atomic>
-#include <cstdio>
 
 #include "aten/graph.h"
 #include "cache.h"
+#include "core/executor.h"
 #include "limits.h"
 #include "log.h"
 #include "rows.h"
@@ -26,10 +24,9 @@ namespace {
 thread_local bool t_running = false;  // this thread runs a batch
 thread_local char t_identity;
 
-const TileParallel& parallel() {
-  static const TileParallel* f = new TileParallel(
-      [](int64_t n, const std::function<void(int64_t, int64_t)>& body) { at::parallel_for(0, n, 1, body); });
-  return *f;
+// Where a storage is looked for first, modulo the size of the index.
+size_t place_in_index(const c10::StorageImpl* storage) {
+  return (reinterpret_cast<uintptr_t>(storage) >> 4) * 0x9E3779B97F4A7C15ull >> 40;
 }
 
 std::string name_of(const Launch& launch, const Graph& graph) {
@@ -72,12 +69,12 @@ uint16_t Window::Recording::storage(c10::StorageImpl& impl, bool overwritten) {
     index.assign(std::max<size_t>(256, index.size() * 2), {nullptr, 0});
     for (size_t i = 0; i < held.size(); i++) {
       c10::StorageImpl* known = held[i].strong ? held[i].strong.get() : held[i].weak._unsafe_get_target();
-      size_t at = (reinterpret_cast<uintptr_t>(known) >> 4) * 0x9E3779B97F4A7C15ull >> 40;
+      size_t at = place_in_index(known);
       while (index[at % index.size()].first) at++;
       index[at % index.size()] = {known, static_cast<uint16_t>(i)};
     }
   }
-  size_t at = (reinterpret_cast<uintptr_t>(&impl) >> 4) * 0x9E3779B97F4A7C15ull >> 40;
+  size_t at = place_in_index(&impl);
   for (;; at++) {
     auto& [known, id] = index[at % index.size()];
     if (known == &impl) return id;
@@ -206,9 +203,10 @@ void Window::run(Batch& batch) {
   count(g_stats.stores_elided, plan->stores_elided);
   if (C10_UNLIKELY(log_enabled())) write_log(describe(*plan, batch.graph));
   if (C10_UNLIKELY(batch.capture != nullptr)) return capture(batch, plan, std::move(memory), std::move(temporaries));
-  if (C10_LIKELY(!profiling.load(std::memory_order_relaxed))) return execute(*plan, batch.graph, memory, parallel());
+  if (C10_LIKELY(!profiling.load(std::memory_order_relaxed)))
+    return execute(*plan, batch.graph, memory, parallel_for());
   int64_t start = 0;
-  execute(*plan, batch.graph, memory, parallel(), [&](const Launch& launch, bool before) {
+  execute(*plan, batch.graph, memory, parallel_for(), [&](const Launch& launch, bool before) {
     if (before)
       start = profiler_time_ns();
     else
@@ -229,7 +227,7 @@ void Window::capture(const Batch& batch, std::shared_ptr<const Plan> plan, std::
   for (const Launch& launch : plan->launches) name.append(name.empty() ? "" : " ").append(name_of(launch, batch.graph));
   batch.capture->step(std::move(name), [plan = std::move(plan), graph = batch.graph, memory = std::move(memory),
                                         kept = std::make_shared<std::vector<c10::DataPtr>>(std::move(temporaries))] {
-    execute(*plan, graph, memory, parallel());
+    execute(*plan, graph, memory, parallel_for());
   });
 }
 

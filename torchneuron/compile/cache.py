@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -117,7 +118,7 @@ def _decode_constant(entry: dict[str, Any]) -> torch.Tensor:
     return elements.to(_decode(entry["device"])).as_strided(*entry["place"])
 
 
-_FIELDS = ("kind", "name", "overload", "args", "kwargs", "outs", "bridged", "device", "dtypes", "drops", "where")
+_FIELDS = [f.name for f in dataclasses.fields(Step) if f.name != "function"]
 
 
 def encode(plan: Plan) -> bytes:

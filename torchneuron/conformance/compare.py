@@ -155,7 +155,11 @@ def no_less_exact(cpu: Any, dev: Any, exact: Any) -> bool:
     Twice CPU's is as near, and so are three units: a result of one element may be exact on CPU by chance.
     """
     trees = [[x.detach().cpu() for x in tree_leaves(t) if isinstance(x, torch.Tensor)] for t in (cpu, dev, exact)]
+    if len({len(tree) for tree in trees}) != 1:
+        return False
     for c, d, e in zip(*trees):
+        if not c.shape == d.shape == e.shape:
+            return False
         if not c.is_floating_point():
             if not torch.equal(c, d):
                 return False

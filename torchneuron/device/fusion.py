@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import torch
 
@@ -32,6 +33,8 @@ def reset_fusion_stats() -> None:
 def install_log() -> None:
     """Makes `neuron` a name for `TORCH_LOGS`: with `+neuron` each window's programs are printed as they run."""
     torch._logging._internal.register_log("neuron", ["torchneuron"])
-    torch._logging._internal._init_logs()
+    if not os.environ.get("TORCH_LOGS"):
+        return
+    torch._logging._internal._init_logs()  # it was read before the name was known
     if _log.isEnabledFor(logging.DEBUG):
         _C.set_program_listener(_log.debug)

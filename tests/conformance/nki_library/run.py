@@ -42,6 +42,8 @@ def pytest(checkout: Path, target: str, output: Path, *options: str) -> int:
 
 def frozen(target: str) -> list[str]:
     """Names of the cases, grouped by file."""
+    if not (HERE / f"cases-{target}.txt.gz").exists():
+        sys.exit(f"There is no list of cases for {target} yet: write it with --target {target} --freeze.")
     return gzip.decompress((HERE / f"cases-{target}.txt.gz").read_bytes()).decode().splitlines()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -152,7 +151,3 @@ class Leaving:
             self.outputs.remove(node)
             self.outputs.add(by)
             self.bases.add(base(by))
-
-
-def nodes_backwards(graph: Graph) -> Iterator[Node]:
-    return iter(reversed(list(graph.nodes)))

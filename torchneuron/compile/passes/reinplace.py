@@ -2,7 +2,7 @@
 
 AOTAutograd makes `cache[i] = x` a new cache with one row changed, and copies that into the input at the end. Here the
 row is written and the rest stays untouched. The operators are those that leave most of their input as it was (scatters,
-index writes); for others a fused program writes its result where it belongs.
+index writes).
 
 The old tensor must be a temporary that is not read afterwards, or an input whose final value comes from here.
 """
@@ -68,7 +68,7 @@ class _Storages:
         )
 
 
-def _final_copy(storages: _Storages, node: Node) -> tuple[Node, Node] | None:
+def _final_copy(node: Node) -> tuple[Node, Node] | None:
     """The input that a node's value is finally copied to, and the copy."""
     pending = [node]
     while pending:
@@ -91,7 +91,7 @@ def _may_write(storages: _Storages, node: Node) -> bool:
         return False
     copy = None
     if root.op == "placeholder":
-        found = _final_copy(storages, node)
+        found = _final_copy(node)
         if found is None or found[0] is not root:
             return False
         copy = found[1]

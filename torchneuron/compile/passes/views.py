@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchneuron.compile.passes._graph import Leaving, is_operator, is_tensor, is_view, same_layout, value
+from torchneuron.compile.passes._graph import Leaving, is_operator, is_tensor, is_view, same_layout, same_numbers, value
 
 aten = torch.ops.aten
 _RESHAPES = (aten.view, aten._unsafe_view)
 
 
 def _same_place(a: Any, b: Any) -> bool:
-    offsets = [t.storage_offset() for t in (a, b)]
-    exprs = [o.node.expr if isinstance(o, torch.SymInt) else o for o in offsets]
-    return same_layout(a, b) and exprs[0] == exprs[1]
+    return same_layout(a, b) and same_numbers([a.storage_offset()], [b.storage_offset()])
 
 
 def _source(node: Node) -> Node | None:
