@@ -6,6 +6,10 @@
 
 namespace neuron {
 
+#ifndef _OPENMP
+#error "without OpenMP at::parallel_for is a loop of one thread"
+#endif
+
 void use_torch_threads() {
   set_parallel_for([](int64_t n, const Range& body) { at::parallel_for(0, n, 1, body); });
 }
