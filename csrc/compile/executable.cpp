@@ -1,13 +1,12 @@
 #include "executable.h"
 
 #include "aten/graph.h"
+#include "fusion/stats.h"
 
 namespace neuron {
 
 using c10::DispatchKey;
 using c10::IValue;
-
-std::atomic<uint64_t> executables_run{0};
 
 namespace {
 
@@ -31,7 +30,7 @@ Executable::Executable(size_t inputs, size_t slots, std::vector<std::pair<uint32
 std::vector<IValue> Executable::run(std::vector<IValue> inputs) const {
   TORCH_CHECK(inputs.size() == inputs_, "The compiled graph takes ", inputs_, " inputs, got ", inputs.size(), ".");
   Frame frame(slots_, !watched());
-  executables_run.fetch_add(1, std::memory_order_relaxed);
+  fusion::count(fusion::g_stats.executables_run);
   c10::impl::ExcludeDispatchKeyGuard backend_only(kAboveBackend);
   for (size_t i = 0; i < inputs.size(); i++) frame.set(i, std::move(inputs[i]));
   inputs.clear();

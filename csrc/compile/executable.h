@@ -1,7 +1,6 @@
 // A compiled graph: a straight list of steps on slots, run in one call without Python.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -27,8 +26,5 @@ class Executable {
   std::vector<std::unique_ptr<Step>> steps_;
   std::vector<Operand> outputs_;
 };
-
-// Runs of executables since the last reset.
-extern std::atomic<uint64_t> executables_run;
 
 }  // namespace neuron

@@ -43,14 +43,9 @@ def _cache_artifacts(cache: ModuleType) -> None:
     cache.CacheArtifactFactory.register(PlanArtifact)
 
 
-def _log_name(logging: ModuleType) -> None:
-    logging.register_log("neuron", "torchneuron")
-
-
 _AFTER_IMPORT: dict[str, Callable[[ModuleType], None]] = {
     "torch._dynamo.backends.registry": _default_backend,
     "torch._dynamo.device_interface": _device_interface,
-    "torch._logging._internal": _log_name,
     "torch._prims.rng_prims": _rng_state,
     "torch.nn.attention.flex_attention": _flex_attention,
     "torch.compiler._cache": _cache_artifacts,

@@ -123,6 +123,13 @@ def test_sizes_are_not_constants():
     assert aten.ones.default in operators(graph)
 
 
+def test_a_functional_copy_of_the_same_layout_goes():
+    _, after = run("layout", trace(lambda x: aten.copy(x[0], x[1] * 2) + 1, X), X)
+    assert after == [aten.select.int, aten.mul.Tensor, aten.add.Tensor]
+    before, after = run("layout", trace(lambda x: aten.copy(x[0], x[1, 0]) + 1, X), X)
+    assert aten.copy.default in after
+
+
 def test_needless_copies_go():
     f = lambda x: (x + 1).contiguous().clone().to(torch.float32, copy=True) * 2
     before, after = run("layout", trace(f, X), X)

@@ -118,6 +118,8 @@ def _write(graph: Graph, node: Node) -> None:
         else:
             named = {k: v for k, v in node.kwargs.items() if k != "src"}
             source = node.args[1] if len(node.args) > 1 else node.kwargs["src"]
+            if is_operator(source, aten.copy):  # copy_ converts and expands as well
+                source = source.args[1]
             view = graph.call_function(_VIEW_WRITES[node.target], (target, *node.args[2:]), named)
             view.meta = {**node.meta, "val": _view_value(node, view)}
             graph.call_function(aten.copy_.default, (view, source)).meta = dict(view.meta)
