@@ -75,7 +75,7 @@ demo: build
 	$(BIN)/python examples/demo.py
 
 demo-distributed: build
-	$(BIN)/torchrun --standalone --nproc-per-node=4 examples/train_fsdp.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=4 examples/train_fsdp.py
 
 test: $(STAMPS)/system lint cpp-test python-test
 

@@ -10,10 +10,10 @@ import time
 import numpy as np
 import torch
 
+import torchneuron.device  # noqa: F401 - the executor runs on torch's threads
 import torchneuron.nki as nki
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
-from torchneuron import _core
 
 
 @nki.jit
@@ -196,7 +196,6 @@ def main():
     parser.add_argument("--size", type=int, default=2048, help="of the matmuls")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    _core.set_num_threads(args.threads)
     n = args.size
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype)

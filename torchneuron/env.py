@@ -144,6 +144,11 @@ PLATFORM_TARGET = Variable(
 )
 NC_VERSION = Variable("NKI_NC_VERSION", None, str, "See `NEURON_PLATFORM_TARGET_OVERRIDE`, which wins.", "unset")
 NKI_SIMULATOR = Variable("NKI_SIMULATOR", False, _flag, "`1`: NKI kernels run step by step in Python.")
+NKI_PRECISE_FP = Variable(
+    "NKI_PRECISE_FP", True, _flag,
+    "`0`: NKI kernels that run step by step keep on-chip tensors of 8- and 16-bit floats in fp32, to tell rounding "
+    "from mistakes.",
+)  # fmt: skip
 DMA_TRANSPOSE_ON_PE = Variable(
     "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", False, _flag, "`true`: transposing DMA runs on the tensor engine (trn2, trn3)."
 )
@@ -184,6 +189,7 @@ VARIABLES = [
     PLATFORM_TARGET,
     NC_VERSION,
     NKI_SIMULATOR,
+    NKI_PRECISE_FP,
     DMA_TRANSPOSE_ON_PE,
     MX_SCALE,
     SIMD,

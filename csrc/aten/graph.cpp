@@ -82,6 +82,7 @@ class Graph final : public at::GraphImplInterface, public Capture {
 
   void capture_end() override {
     TORCH_CHECK(t_capture == this, "capture_end() must be called by the thread that called capture_begin().");
+    current_queue(device_).drain();  // what is recorded but has not run belongs to the graph
     end();
   }
 
@@ -141,8 +142,10 @@ class Graph final : public at::GraphImplInterface, public Capture {
   }
 
   void touch(const at::Tensor& tensor, bool written) override {
-    if (!is_neuron(tensor) || tensor.layout() != c10::kStrided || tensor.is_nested()) return;
-    const c10::Storage& storage = tensor.storage();
+    if (is_neuron(tensor) && tensor.layout() == c10::kStrided && !tensor.is_nested()) touch(tensor.storage(), written);
+  }
+
+  void touch(const c10::Storage& storage, bool written) override {
     Block* block = block_of(storage.data_ptr());
     if (block && block->owner == (kPrivateOwner | pool_)) return;
     held_.insert(storage);

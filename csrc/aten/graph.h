@@ -38,6 +38,7 @@ class Capture {
   // An operator of the graph reads or writes this tensor: it stays alive with the graph if it comes from outside, and
   // its bytes are put back when the capture ends if they are written.
   virtual void touch(const at::Tensor& tensor, bool written) = 0;
+  virtual void touch(const c10::Storage& storage, bool written) = 0;
 };
 
 bool is_capturing(c10::DeviceIndex index, c10::StreamId stream);

@@ -2,12 +2,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <atomic>
-#include <condition_variable>
-#include <deque>
-#include <mutex>
-#include <thread>
-
 #include "clock.h"
 #include "error.h"
 #include "executor.h"
@@ -17,91 +11,6 @@ namespace py = pybind11;
 using namespace neuron;
 
 namespace {
-
-// Threads for processes in which nobody else has installed a parallel_for (see set_parallel_for).
-class Pool {
- public:
-  explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
-  }
-  ~Pool() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    wake_.notify_all();
-    for (auto& w : workers_) w.join();
-  }
-  void run(int64_t n, const Range& body) {
-    const auto parts = static_cast<int64_t>(workers_.size()) + 1;
-    if (parts == 1 || n < 2) return body(0, n);
-    std::unique_lock owner(running_, std::try_to_lock);
-    if (!owner) return body(0, n);  // nested or concurrent: this thread does it
-    {
-      std::lock_guard lock(mutex_);
-      body_ = &body;
-      n_ = n;
-      chunk_ = (n + parts - 1) / parts;
-      next_ = 0;
-      pending_ = static_cast<int>(workers_.size());
-      error_ = nullptr;
-      ++generation_;
-    }
-    spin_generation_.store(generation_, std::memory_order_release);
-    wake_.notify_all();
-    take();
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [&] { return pending_ == 0; });
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  void take() {
-    for (;;) {
-      const int64_t begin = next_.fetch_add(chunk_);
-      if (begin >= n_) return;
-      try {
-        (*body_)(begin, std::min(n_, begin + chunk_));
-      } catch (...) {
-        std::lock_guard lock(mutex_);
-        if (!error_) error_ = std::current_exception();
-      }
-    }
-  }
-  void work() {
-    uint64_t seen = 0;
-    for (;;) {
-      for (int i = 0; i < 2000 && spin_generation_.load(std::memory_order_acquire) == seen; ++i)
-        std::this_thread::yield();
-      {
-        std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
-        if (stop_) return;
-        seen = generation_;
-      }
-      take();
-      std::lock_guard lock(mutex_);
-      if (--pending_ == 0) done_.notify_one();
-    }
-  }
-
-  std::vector<std::thread> workers_;
-  std::mutex mutex_, running_;
-  std::condition_variable wake_, done_;
-  const Range* body_ = nullptr;
-  int64_t n_ = 0, chunk_ = 1;
-  std::atomic<int64_t> next_{0};
-  std::atomic<uint64_t> spin_generation_{0};
-  uint64_t generation_ = 0;
-  int pending_ = 0;
-  bool stop_ = false;
-  std::exception_ptr error_;
-};
-
-void set_num_threads(int threads) {
-  auto pool = std::make_shared<Pool>(threads);
-  set_parallel_for([pool](int64_t n, const Range& body) { pool->run(n, body); });
-}
 
 // ---- Python -> instructions ----------------------------------------------------------------------------------------
 // An access is (storage, dtype, offset, ((stride, size), ...)) or that and (reg, reg_stride, indexing, index_stride,
@@ -242,7 +151,6 @@ py::dict names(const Table& table) {
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The software NeuronCore: instruction table, programs, executor and clock.";
-  set_num_threads(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
 
   static py::exception<Error> error(m, "Error");
   static py::exception<ValidationError> validation(m, "ValidationError", error.ptr());
@@ -289,7 +197,6 @@ PYBIND11_MODULE(_core, m) {
   m.def("alu_class", [](int op) { return static_cast<int>(info(static_cast<AluOp>(op)).cls); });
   m.def("alu_inputs", [](int op) { return info(static_cast<AluOp>(op)).inputs; });
   m.def("simd_level", [] { return std::string(kernels().name); });
-  m.def("set_num_threads", &set_num_threads, py::arg("threads"));
 
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def(py::init<int>(), py::arg("generation"))

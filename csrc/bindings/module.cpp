@@ -21,6 +21,7 @@
 #include "runtime/hooks.h"
 #include "runtime/pinned.h"
 #include "runtime/profiler.h"
+#include "threads.h"
 
 namespace py = pybind11;
 
@@ -153,6 +154,7 @@ void set_program_listener(py::object listener) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
+  use_torch_threads();
   m.def("initialize", &initialize, py::arg("device_count"), py::arg("capacity"), py::arg("launch_blocking"),
         py::arg("strict"), py::arg("fusion"));
   m.def("device_count", &device_count);

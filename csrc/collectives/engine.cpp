@@ -170,7 +170,7 @@ bool Engine::wait_for(const Op& op, int64_t ns) {
       } else {
         doorbell_.ring();  // the background thread gives way
         std::unique_lock lock(state_mutex_);
-        progress_.wait_for(lock, std::chrono::microseconds(200), [&] { return op.done(); });
+        progress_.wait_for(lock, std::chrono::microseconds(200), [&] { return op.done() || !driving_; });
       }
     }
     deliver(finished, false);
@@ -214,6 +214,7 @@ void Engine::loop() {
     }
     lock.lock();
     driving_ = false;
+    if (waiters_.load() > 0) progress_.notify_all();
     if (finished.empty()) continue;
     lock.unlock();
     deliver(finished, true);

@@ -28,6 +28,7 @@ std::function<void()>& interrupt_check() {
   return *check;
 }
 
+std::atomic<uint32_t> g_groups{0};
 constexpr auto kDrainTime = std::chrono::seconds(5);
 
 std::optional<DataType> known_type(c10::ScalarType t) {
@@ -286,7 +287,10 @@ std::shared_ptr<collectives::Start> ProcessGroupNeuron::Plan::start() const {
 ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                        std::chrono::milliseconds timeout, std::string name,
                                        std::vector<uint64_t> global_ranks)
-    : Backend(rank, size), store_(std::move(store)), options_(c10::make_intrusive<Options>("neuron", timeout)) {
+    : Backend(rank, size),
+      store_(std::move(store)),
+      options_(c10::make_intrusive<NeuronOptions>(timeout)),
+      number_(g_groups++) {
   options_->group_name = name;
   options_->global_ranks_in_group = global_ranks;
   collectives::GroupOptions options;
@@ -383,6 +387,7 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::launch(Plan plan, c10d::OpType t
                                                        bool async) {
   auto state = plan.state();
   state->number = group_->collectives_started();
+  state->group = number_;
   auto start = plan.start();
   auto op = group_->start(
       plan.take_calls(), timeout_ns(timeout), [state](std::exception_ptr e) { return state->finish(e); },
@@ -680,7 +685,7 @@ void ProcessGroupNeuron::monitoredBarrier(const c10d::BarrierOptions& opts, bool
   for (int r = 1; r < getSize(); r++) {
     auto& [op, token] = arrivals[r - 1];
     if (!engine.wait_for(*op, std::max<int64_t>(end - collectives::clock_ns(), 0))) {
-      missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(r);
+      missing.append(missing.empty() ? "rank " : ", rank ").append(std::to_string(r));
       if (!wait_all_ranks) break;
     } else if (token->error) {
       throw_as_torch_error(token->error);
@@ -688,7 +693,7 @@ void ProcessGroupNeuron::monitoredBarrier(const c10d::BarrierOptions& opts, bool
   }
   if (!missing.empty()) {
     const std::string what =
-        "monitored barrier: " + missing + " did not come within " + std::to_string(limit / 1'000'000) + " ms.";
+        c10::str("monitored barrier: ", missing, " did not come within ", limit / 1'000'000, " ms.");
     const std::string report = group_->flight_report();
     group_->abort(what);
     TORCH_CHECK_WITH(DistBackendError, false, what, " What each rank was doing:", report);

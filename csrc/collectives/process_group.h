@@ -18,6 +18,9 @@ class ProcessGroupNeuron final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  struct NeuronOptions final : Options {  // which Python can copy
+    explicit NeuronOptions(std::chrono::milliseconds timeout) : Options("neuron", timeout) {}
+  };
 
   ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout,
                      std::string name, std::vector<uint64_t> global_ranks);
@@ -25,6 +28,7 @@ class ProcessGroupNeuron final : public c10d::Backend {
 
   const std::string getBackendName() const override { return "neuron"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  const c10::intrusive_ptr<NeuronOptions>& options() const { return options_; }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
   bool supportsShrinking() const override { return true; }
@@ -88,8 +92,9 @@ class ProcessGroupNeuron final : public c10d::Backend {
   int64_t timeout_ns(std::chrono::milliseconds timeout) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<Options> options_;
+  c10::intrusive_ptr<NeuronOptions> options_;
   std::shared_ptr<collectives::Group> group_;
+  const uint32_t number_;  // of the group in this process
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
   int splits_ = 0;

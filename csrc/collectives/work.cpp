@@ -49,6 +49,33 @@ struct StreamWait final : Task {
   std::shared_ptr<WorkState> state;
 };
 
+// The same for the stream of a group, which nobody waits for but through events.
+struct GroupWait final : Task {
+  GroupWait(std::shared_ptr<Gate> finished, std::shared_ptr<WorkState> state, StreamQueue& queue)
+      : finished(std::move(finished)), state(std::move(state)), queue(queue) {}
+  void run() override { queue.set_failure(state->error); }
+  std::shared_ptr<Gate> gate() const override { return finished; }
+  std::shared_ptr<Gate> finished;
+  std::shared_ptr<WorkState> state;
+  StreamQueue& queue;
+};
+
+// For its lifetime, the calling thread's stream of each device is another one.
+class OnStreams {
+ public:
+  template <class F>
+  OnStreams(const std::vector<c10::Device>& devices, F stream_of) {
+    for (auto& device : devices) before_.push_back(exchange_stream(stream_of(device.index())));
+  }
+  ~OnStreams() {
+    for (auto& stream : before_) exchange_stream(stream);
+  }
+  OnStreams(const OnStreams&) = delete;
+
+ private:
+  std::vector<c10::Stream> before_;
+};
+
 c10::intrusive_ptr<c10::ivalue::Future> make_future(std::vector<c10::Device> devices) {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::move(devices));
 }
@@ -74,13 +101,11 @@ std::function<void()> WorkState::finish(std::exception_ptr failure) {
   return [this] {
     // Events that tell other streams of this completion must not lie behind what the thread's stream waits for.
     StreamQueue::TaskScope inside;
-    std::vector<c10::Stream> streams;
-    for (auto& device : devices) streams.push_back(exchange_stream(idle_stream(device.index())));
+    OnStreams streams(devices, idle_stream);
     if (error)
       future->setErrorIfNeeded(error);
     else
       future->markCompleted(outputs);
-    for (auto& stream : streams) exchange_stream(stream);
   };
 }
 
@@ -125,18 +150,33 @@ bool WorkNeuron::wait(std::chrono::milliseconds timeout) {
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkNeuron::getFuture() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  bool complete;
+  bool complete, by_events;
   {
     std::lock_guard lock(state_->mutex);
-    if (state_->future) return state_->future;
-    future = state_->future = make_future(state_->devices);
+    if (auto known = future_ ? future_ : state_->future) return known;
+    future = make_future(state_->devices);
     complete = state_->complete;
+    by_events = !complete && state_->group && !state_->devices.empty();
+    if (by_events)
+      future_ = future;
+    else
+      state_->future = future;
   }
-  if (!complete) {
+  if (by_events) {
+    auto finished = std::make_shared<Finished>(op_);
+    OnStreams streams(state_->devices, [&](c10::DeviceIndex index) { return group_stream(index, *state_->group); });
+    for (auto& device : state_->devices) {
+      auto& queue = current_queue(device.index());
+      queue.enqueue(std::make_unique<GroupWait>(finished, state_, queue), true);
+    }
+    engine().kick();
+    future->markCompleted(state_->outputs);
+  } else if (!complete) {
     engine().kick();
   } else if (state_->error) {
     future->setErrorIfNeeded(state_->error);
   } else {
+    OnStreams streams(state_->devices, idle_stream);
     future->markCompleted(state_->outputs);
   }
   return future;

@@ -20,6 +20,8 @@ struct WorkState {
   std::shared_ptr<int> source;                            // sender of a received message
   std::vector<c10::Device> devices;
   uint64_t number = 0;
+  // Number of the group in this process, for collectives: what is done in the order of the calls.
+  std::optional<uint32_t> group;
 
   std::mutex mutex;
   bool complete = false;
@@ -44,6 +46,8 @@ class WorkNeuron final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   void blockCurrentStream() override { wait(kNoTimeout); }
+  // For collectives of neuron tensors complete at once, as for CUDA: streams wait for its events, and continuations run
+  // where and in the order in which they are attached, so that they may call collectives themselves.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return state_->number; }
   // Blocks the host until the operation is done; throws its error.
@@ -52,6 +56,7 @@ class WorkNeuron final : public c10d::Work {
  private:
   std::shared_ptr<collectives::GroupOp> op_;
   std::shared_ptr<WorkState> state_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // one that completes by events
 };
 
 // What was done at the call.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <limits>
 #include <mutex>
@@ -15,8 +16,9 @@ namespace neuron {
 
 namespace {
 
-constexpr int64_t kChunk = 1024;    // elements of a row that go through the kernels at once: stays in L1
-constexpr int64_t kBlockRows = 16;  // partitions that go through a segment at once: stays in L2
+constexpr int64_t kChunk = 1024;            // elements of a row that go through the kernels at once: stays in L1
+constexpr int64_t kParallelWork = 1 << 14;  // elements that pay for waking threads
+constexpr int64_t kPackBytes = 8 << 20;     // packed matmul factors that a thread keeps
 
 const Kernels& K() { return kernels(); }
 
@@ -85,10 +87,12 @@ const int32_t* load_int(const View& v, int64_t row, int64_t begin, int64_t n, in
 }
 
 float* target(const View& v, int64_t row, int64_t begin, float* fallback) {
-  return v.contiguous && v.dtype == Dtype::float32 ? reinterpret_cast<float*>(v.row(row)) + begin : fallback;
+  const bool direct = v.contiguous && v.dtype == Dtype::float32 && !v.discard;
+  return direct ? reinterpret_cast<float*>(v.row(row)) + begin : fallback;
 }
 
 void store(const View& v, int64_t row, int64_t begin, int64_t n, const float* from) {
+  if (v.discard) return;
   if (v.contiguous && v.dtype == Dtype::float32 && reinterpret_cast<float*>(v.row(row)) + begin == from) return;
   const auto f = K().store[static_cast<int>(v.dtype)];
   for_runs(v, row, begin, n, [&](char* p, int64_t stride, int64_t count) {
@@ -262,9 +266,54 @@ uint32_t Xorwow::next() {
 
 // ---- semantics -----------------------------------------------------------------------------------------------------
 
+// What a thread that runs parts of a program has of its own.
+struct Core::Lane {
+  std::array<std::vector<char>, 2> arena;  // SBUF, PSUM
+  Registers registers;
+  // Packed matmul factors by number; the oldest give their memory up first.
+  std::vector<std::vector<float>> packs, spare;
+  std::deque<int32_t> kept;
+  int64_t pack_bytes = 0;
+
+  void begin(const Plan& plan) {
+    for (int i = 0; i < 2; ++i) {
+      const auto bytes = static_cast<size_t>(plan.pitch[i] * kPartitions);
+      if (arena[i].size() < bytes) arena[i].resize(bytes);
+    }
+    while (!kept.empty()) drop();
+    packs.resize(std::max<size_t>(packs.size(), plan.packs));
+  }
+  // The packed factor, or where to pack it to (then `found` is false).
+  float* pack(int32_t number, int64_t size, bool& found) {
+    std::vector<float>& p = packs[number];
+    found = !p.empty();
+    if (found) return p.data();
+    while (pack_bytes + size * 4 > kPackBytes && !kept.empty()) drop();
+    if (!spare.empty()) {
+      p = std::move(spare.back());
+      spare.pop_back();
+    }
+    p.resize(size);
+    kept.push_back(number);
+    pack_bytes += size * 4;
+    return p.data();
+  }
+
+ private:
+  void drop() {
+    std::vector<float>& p = packs[kept.front()];
+    kept.pop_front();
+    pack_bytes -= static_cast<int64_t>(p.size()) * 4;
+    if (spare.size() < 64) spare.push_back(std::move(p));
+    p = {};
+  }
+};
+
 struct Core::Call {
   const Instruction* in = nullptr;
-  int64_t partition = 0;  // first partition of the on-chip operands
+  Lane* lane = nullptr;            // the thread's, when it runs alone
+  Registers* registers = nullptr;  // of the engines
+  int64_t partition = 0;           // first partition of the on-chip operands
   std::array<View, 6> v;
 };
 
@@ -548,6 +597,8 @@ struct Semantics {
   static void matmul_transpose(const Call& c) {
     const View &dst = c.v[0], &data = c.v[1];
     const int64_t item = size_of(data.dtype), wide = size_of(dst.dtype);
+    if (item == wide && dst.contiguous && data.contiguous)
+      return K().transpose(data.base, data.pitch, dst.base, dst.pitch, data.rows, data.free, item);
     std::vector<char> row(data.free * item);
     View line = data;
     line.base = row.data();
@@ -595,12 +646,18 @@ struct Semantics {
         }
       }
     };
+    auto packed = [&](bool left, int64_t begin, int64_t count, int64_t tile) -> const float* {
+      const int64_t size = (count + tile - 1) / tile * tile * k;
+      const int32_t number = c.lane ? c.in->pack[!left] : -1;
+      bool found = false;
+      float* to = number < 0 ? scratch(left ? 3 : 4, size) : c.lane->pack(number, size, found);
+      if (!found) pack(left, begin, count, tile, to);
+      return to;
+    };
     auto columns = [&](int64_t first_panel, int64_t last_panel) {
       const int64_t begin = first_panel * kernels.tile_n, count = std::min(n, last_panel * kernels.tile_n) - begin;
-      float* left = scratch(3, (m / kernels.tile_m + 1) * kernels.tile_m * k);
-      float* right = scratch(4, (last_panel - first_panel) * kernels.tile_n * k);
-      pack(true, 0, m, kernels.tile_m, left);
-      pack(false, begin, count, kernels.tile_n, right);
+      const float* left = packed(true, 0, m, kernels.tile_m);
+      const float* right = packed(false, begin, count, kernels.tile_n);
       if (direct) {
         kernels.gemm(left, right, k, m, count, reinterpret_cast<float*>(dst.base) + begin, dst.pitch / 4,
                      mode == Accumulate::add);
@@ -627,10 +684,10 @@ struct Semantics {
         store(dst, r, begin, count, row);
       }
     };
-    if (m * n * k < 1 << 18)
+    if (c.lane || m * n * k < 1 << 18)
       columns(0, panels);
     else
-      core.parallel_(panels, columns);
+      parallel_for()(panels, columns);
   }
 
   // The value of a 4-bit float: sign, 2 bits exponent (bias 1), 1 bit mantissa.
@@ -675,6 +732,8 @@ struct Semantics {
   static void transpose(Core&, const Call& c, int64_t, int64_t) {
     const View &dst = c.v[0], &data = c.v[1];
     const int64_t item = size_of(data.dtype);
+    if (dst.contiguous && data.contiguous)
+      return K().transpose(data.base, data.pitch, dst.base, dst.pitch, data.rows, data.free, item);
     for (int64_t r = 0; r < data.rows; ++r) {
       int64_t m = 0;
       for_runs(data, r, 0, data.free, [&](char* q, int64_t stride, int64_t n) {
@@ -723,7 +782,7 @@ struct Semantics {
 
   static void tensor_scalar(Core&, const Call& c, int64_t begin, int64_t end) {
     const Instruction& in = *c.in;
-    const bool second = has(c, 3) || info(in.op1).inputs == 1;
+    const bool second = in.op1 != AluOp::bypass && (has(c, 3) || info(in.op1).inputs == 1);
     if (info(in.op0).cls == AluClass::bitwise || info(in.op1).cls == AluClass::bitwise) {
       auto* x = reinterpret_cast<int32_t*>(scratch(0, kChunk));
       auto value = [&](int i, int64_t r) {
@@ -858,12 +917,12 @@ struct Semantics {
     store(c.v[operand], row, 0, 1, &value);
   }
 
-  static void tensor_scalar_reduce(Core& core, const Call& c, int64_t begin, int64_t end) {
+  static void tensor_scalar_reduce(Core&, const Call& c, int64_t begin, int64_t end) {
     const Instruction& in = *c.in;
     const View& dst = c.v[0];
     float *x = scratch(0, kChunk), *z = scratch(1, kChunk);
     for (int64_t r = begin; r < end; ++r) {
-      Accumulator acc(core.vector_registers_[dst.partition + r], in, in.reduce_op, number(c, 4, r));
+      Accumulator acc(c.registers->vector[dst.partition + r], in, in.reduce_op, number(c, 4, r));
       const float s = number(c, 2, r);
       for (int64_t i = 0; i < dst.free; i += kChunk) {
         const int64_t n = std::min(kChunk, dst.free - i);
@@ -875,12 +934,12 @@ struct Semantics {
     }
   }
 
-  static void tensor_scalar_cumulative(Core& core, const Call& c, int64_t begin, int64_t end) {
+  static void tensor_scalar_cumulative(Core&, const Call& c, int64_t begin, int64_t end) {
     const Instruction& in = *c.in;
     const View& dst = c.v[0];
     float *x = scratch(0, dst.free), *z = scratch(1, dst.free);
     for (int64_t r = begin; r < end; ++r) {
-      float& reg = core.vector_registers_[dst.partition + r];
+      float& reg = c.registers->vector[dst.partition + r];
       if (in.reduce_cmd == ReduceCmd::reset_reduce || in.reduce_cmd == ReduceCmd::reset)
         reg = static_cast<float>(info(in.op1).identity);
       if (in.reduce_cmd == ReduceCmd::load_reduce) reg = number(c, 3, r);
@@ -912,7 +971,7 @@ struct Semantics {
     }
   }
 
-  static void activation(Core& core, const Call& c, int64_t begin, int64_t end) {
+  static void activation(Core&, const Call& c, int64_t begin, int64_t end) {
     const Instruction& in = *c.in;
     const auto f = K().function[static_cast<int>(in.function)];
     float *x = scratch(0, kChunk), *z = scratch(1, kChunk);
@@ -932,13 +991,16 @@ struct Semantics {
     }
     const View& dst = c.v[0];
     for (int64_t r = begin; r < end; ++r) {
-      Accumulator acc(core.scalar_registers_[dst.partition + r], in, in.reduce_op, 0);
+      Accumulator acc(c.registers->scalar[dst.partition + r], in, in.reduce_op, 0);
       const float bias = number(c, 2, r), scale = number(c, 3, r, 1.0f);
       for (int64_t i = 0; i < dst.free; i += kChunk) {
         const int64_t n = std::min(kChunk, dst.free - i);
         float* out = target(dst, r, i, z);
         const float* v = load(c.v[1], r, i, n, x);
-        if (scale != 1.0f || bias != 0.0f) {
+        if (scale == 1.0f && bias != 0.0f) {
+          K().binary[static_cast<int>(AluOp::add)](v, 1, &bias, 0, out, n);
+          v = out;
+        } else if (scale != 1.0f) {
           K().affine(v, scale, bias, out, n);
           v = out;
         }
@@ -950,12 +1012,12 @@ struct Semantics {
     }
   }
 
-  static void activate2(Core& core, const Call& c, int64_t begin, int64_t end) {
+  static void activate2(Core&, const Call& c, int64_t begin, int64_t end) {
     const Instruction& in = *c.in;
     const View& dst = c.v[0];
     float *x = scratch(0, kChunk), *z = scratch(1, kChunk);
     for (int64_t r = begin; r < end; ++r) {
-      Accumulator acc(core.scalar_registers_[dst.partition + r], in, in.reduce_op, 0);
+      Accumulator acc(c.registers->scalar[dst.partition + r], in, in.reduce_op, 0);
       for (int64_t i = 0; i < dst.free; i += kChunk) {
         const int64_t n = std::min(kChunk, dst.free - i);
         apply(in.op0, in.reverse0, load(c.v[1], r, i, n, x), number(c, 2, r), z, n);
@@ -968,12 +1030,12 @@ struct Semantics {
     }
   }
 
-  static void exponential(Core& core, const Call& c, int64_t begin, int64_t end) {
+  static void exponential(Core&, const Call& c, int64_t begin, int64_t end) {
     const Instruction& in = *c.in;
     const View& dst = c.v[0];
     float *x = scratch(0, kChunk), *z = scratch(1, kChunk);
     for (int64_t r = begin; r < end; ++r) {
-      Accumulator acc(core.vector_registers_[dst.partition + r], in, AluOp::add, number(c, 4, r));
+      Accumulator acc(c.registers->vector[dst.partition + r], in, AluOp::add, number(c, 4, r));
       const float shift = number(c, 2, r);
       for (int64_t i = 0; i < dst.free; i += kChunk) {
         const int64_t n = std::min(kChunk, dst.free - i);
@@ -1000,13 +1062,13 @@ struct Semantics {
     });
   }
 
-  static void select_reduce(Core& core, const Call& c, int64_t begin, int64_t end) {
+  static void select_reduce(Core&, const Call& c, int64_t begin, int64_t end) {
     const Instruction& in = *c.in;
     const View& dst = c.v[0];
     std::vector<int32_t> take(dst.free);
     float *x = scratch(0, dst.free), *z = scratch(1, dst.free);
     for (int64_t r = begin; r < end; ++r) {
-      Accumulator acc(core.vector_registers_[dst.partition + r], in, in.reduce_op, 0);
+      Accumulator acc(c.registers->vector[dst.partition + r], in, in.reduce_op, 0);
       load_int(c.v[1], r, 0, dst.free, take.data());
       const float* v = load(c.v[2], r, 0, dst.free, x);
       const float otherwise = number(c, 3, r);
@@ -1017,14 +1079,14 @@ struct Semantics {
     }
   }
 
-  static void range_select(Core& core, const Call& c, int64_t begin, int64_t end) {
+  static void range_select(Core&, const Call& c, int64_t begin, int64_t end) {
     const Instruction& in = *c.in;
     const View& dst = c.v[0];
     const int64_t n = dst.free;
     float *x = scratch(0, n), *z = scratch(1, n), *index = scratch(2, n), *keep = scratch(3, n), *both = scratch(4, n);
     for (int64_t i = 0; i < n; ++i) index[i] = static_cast<float>(in.offset + i);
     for (int64_t r = begin; r < end; ++r) {
-      Accumulator acc(core.vector_registers_[dst.partition + r], in, in.reduce_op, 0);
+      Accumulator acc(c.registers->vector[dst.partition + r], in, in.reduce_op, 0);
       const float* v = load(c.v[1], r, 0, n, x);
       apply(in.op0, false, index, number(c, 2, r), keep, n);
       apply(in.op1, false, index, number(c, 3, r), both, n);
@@ -1539,15 +1601,20 @@ View Core::view(const Operand& operand) const {
   return v;
 }
 
-Core::Call Core::resolve(const Instruction& in) const {
+Core::Call Core::resolve(const Instruction& in, Lane* lane) {
   Call c;
   c.in = &in;
+  c.lane = lane;
+  c.registers = lane ? &lane->registers : &registers_of_engines_;
   for (size_t i = 0; i < in.operands.size(); ++i)
     if (in.operands[i].is_tile()) c.v[i] = view(in.operands[i]);
+  c.v[0].discard = in.discard;
   return c;
 }
 
-void Core::execute(const Instruction& in) {
+void Core::execute(const Instruction& in) { execute(in, nullptr); }
+
+void Core::execute(const Instruction& in, Lane* lane) {
   const auto f = Semantics::body(in.opcode);
   if (!f) {
     if (in.opcode == Opcode::register_move) {
@@ -1576,7 +1643,7 @@ void Core::execute(const Instruction& in) {
     }
     return;
   }
-  Call c = resolve(in);
+  Call c = resolve(in, lane);
   // Inputs that the result would overwrite are read first; free elements behind an index are gathered.
   std::vector<std::unique_ptr<Staged>> staged;
   struct Scatter {
@@ -1634,10 +1701,10 @@ void Core::execute(const Instruction& in) {
       staged.push_back(std::move(stage));
     }
   }
-  if (sp.locality == Locality::row && c.v[0].rows * c.v[0].free >= 1 << 14 && c.v[0].rows > 1 &&
+  if (!lane && sp.locality == Locality::row && c.v[0].rows * c.v[0].free >= kParallelWork && c.v[0].rows > 1 &&
       !(in.opcode == Opcode::dma_copy &&
         (in.operand(0).access.is_dynamic() || in.operand(1).access.is_dynamic() || c.v[0].rows != c.v[1].rows)))
-    parallel_(c.v[0].rows, [&](int64_t begin, int64_t end) { f(*this, c, begin, end); });
+    parallel_for()(c.v[0].rows, [&](int64_t begin, int64_t end) { f(*this, c, begin, end); });
   else
     f(*this, c, 0, c.v[0].rows);
   for (size_t i = 0; i < in.operands.size(); ++i)
@@ -1652,60 +1719,88 @@ void Core::enter() {
   const auto& storages = program_.storages();
   buffers_.resize(storages.size());
   if (static_cast<int>(registers_.size()) < program_.registers()) registers_.resize(program_.registers());
-  for (int i = 0; i < 2; ++i) {
-    const int64_t pitch = program_.pitch(i ? Memory::psum : Memory::sbuf);
-    if (pitch && !arena_[i]) arena_[i].reset(new char[pitch * kPartitions]);
-  }
   tracked_.assign(storages.size(), 0);
   runtime_maps_.resize(storages.size());
   for (const Instruction& in : program_.instructions())
     if (in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx)
       if (in.accumulate == Accumulate::automatic) tracked_[in.operand(0).access.storage] = 1;
   for (uint32_t i = 0; i < storages.size(); ++i) {
-    const Storage& s = storages[i];
-    if (on_chip(s.memory)) {
-      const bool psum = s.memory == Memory::psum;
-      if (program_.placement()[i] < 0) continue;
-      buffers_[i].pitch = program_.pitch(s.memory);
-      buffers_[i].base = arena_[psum].get() + s.partition_start * buffers_[i].pitch + program_.placement()[i];
-    } else if (!buffers_[i].base) {
-      allocate(i);
-    }
-    if (tracked_[i]) runtime_maps_[i] = InitMap(s.partitions, s.row_bytes, false);
+    if (!on_chip(storages[i].memory) && !buffers_[i].base) allocate(i);
+    if (tracked_[i]) runtime_maps_[i] = InitMap(storages[i].partitions, storages[i].row_bytes, false);
+  }
+  if (const Plan& plan = program_.plan(); plan.parts.size() == 1) {
+    for (int i = 0; i < 2; ++i)
+      if (plan.pitch[i] && !arena_[i]) arena_[i].reset(new char[plan.pitch[i] * kPartitions]);
+    char* const arena[2] = {arena_[0].get(), arena_[1].get()};
+    place(plan.parts[0], arena);
   }
   position_ = 0;
   entered_ = true;
 }
 
-void Core::run_segment(const Program::Segment& segment) {
+void Core::place(const Part& part, char* const arena[2]) {
+  const Plan& plan = program_.plan();
+  for (uint32_t i : part.storages) {
+    const Storage& s = program_.storages()[i];
+    const bool psum = s.memory == Memory::psum;
+    buffers_[i].pitch = plan.pitch[psum];
+    buffers_[i].base = arena[psum] + s.partition_start * plan.pitch[psum] + plan.placement[i];
+  }
+}
+
+// Threads take parts as they get free; parts share nothing.
+void Core::run_parts() {
+  const Plan& plan = program_.plan();
+  std::atomic<size_t> next = 0;
+  const auto work = [&](int64_t, int64_t) {
+    thread_local Lane lane;
+    lane.begin(plan);
+    char* const arena[2] = {lane.arena[0].data(), lane.arena[1].data()};
+    for (size_t i; (i = next.fetch_add(1)) < plan.parts.size();) {
+      const Part& part = plan.parts[i];
+      place(part, arena);
+      for (uint32_t s = part.begin; s < part.end; ++s)
+        if (plan.segments[s].row_local)
+          run_segment(plan.segments[s], &lane);
+        else
+          execute(plan.code[plan.segments[s].begin], &lane);
+    }
+  };
+  if (plan.work < kParallelWork)
+    work(0, 1);
+  else
+    parallel_for()(static_cast<int64_t>(plan.parts.size()), work);
+}
+
+void Core::run_segment(const Segment& segment, Lane* lane) {
   std::vector<Call> calls;
   calls.reserve(segment.end - segment.begin);
   int64_t work = 0;
   for (uint32_t i = segment.begin; i < segment.end; ++i) {
-    const Instruction& in = program_.instructions()[i];
+    const Instruction& in = program_.plan().code[i];
     if (in.opcode == Opcode::allocate) {
-      execute(in);
+      execute(in, lane);
       continue;
     }
-    calls.push_back(resolve(in));
+    calls.push_back(resolve(in, lane));
     for (size_t k = 0; k < in.operands.size(); ++k)
       if (in.operands[k].is_tile() && on_chip(program_.storages()[in.operands[k].access.storage].memory))
         calls.back().partition = calls.back().v[k].partition;
     work += calls.back().v[0].rows * calls.back().v[0].free;
   }
+  const int64_t rows = segment.block_rows, n = (kPartitions + rows - 1) / rows;
   const auto blocks = [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b)
       for (const Call& c : calls) {
-        const int64_t start = c.partition;
-        const int64_t begin = std::max<int64_t>(0, b * kBlockRows - start);
-        const int64_t end = std::min(c.v[0].rows, (b + 1) * kBlockRows - start);
+        const int64_t begin = std::max<int64_t>(0, b * rows - c.partition);
+        const int64_t end = std::min(c.v[0].rows, (b + 1) * rows - c.partition);
         if (begin < end) Semantics::body(c.in->opcode)(*this, c, begin, end);
       }
   };
-  if (work < 1 << 14)
-    blocks(0, kPartitions / kBlockRows);
+  if (lane || work < kParallelWork)
+    blocks(0, n);
   else
-    parallel_(kPartitions / kBlockRows, blocks);
+    parallel_for()(n, blocks);
   for (const Call& c : calls)
     for (size_t k = 0; k < c.in->operands.size(); ++k) {
       const Operand& o = c.in->operands[k];
@@ -1716,18 +1811,24 @@ void Core::run_segment(const Program::Segment& segment) {
 
 Core::State Core::run() {
   if (!entered_) enter();
-  const auto& segments = program_.segments();
+  const Plan& plan = program_.plan();
+  if (plan.parts.size() > 1) {
+    run_parts();
+    entered_ = false;
+    return State::finished;
+  }
+  const auto& segments = plan.segments;
   const auto segment_of = [&](uint32_t instruction) {
     return static_cast<uint32_t>(std::upper_bound(segments.begin(), segments.end(), instruction,
-                                                  [](uint32_t i, const Program::Segment& s) { return i < s.begin; }) -
+                                                  [](uint32_t i, const Segment& s) { return i < s.begin; }) -
                                  segments.begin() - 1);
   };
   auto value = [&](const Bound& b) { return b.reg >= 0 ? registers_[b.reg] : b.value; };
   while (position_ < segments.size()) {
-    const Program::Segment& segment = segments[position_];
-    const Instruction& in = program_.instructions()[segment.begin];
+    const Segment& segment = segments[position_];
+    const Instruction& in = plan.code[segment.begin];
     if (segment.row_local) {
-      run_segment(segment);
+      run_segment(segment, nullptr);
       ++position_;
       if (segment.gives_way) return State::ready;
       continue;
@@ -1743,7 +1844,7 @@ Core::State Core::run() {
         if (registers_[in.reg] >= value(in.stop)) position_ = segment_of(in.match);
         break;
       case Opcode::loop_end: {
-        const Instruction& head = program_.instructions()[in.match];
+        const Instruction& head = plan.code[in.match];
         registers_[head.reg] += value(head.step);
         if (registers_[head.reg] < value(head.stop)) position_ = segment_of(in.match);
         break;
@@ -1752,7 +1853,7 @@ Core::State Core::run() {
         if (!condition(in.reg)) position_ = segment_of(in.match);
         break;
       case Opcode::while_end:
-        if (condition(program_.instructions()[in.match].reg)) position_ = segment_of(in.match);
+        if (condition(plan.code[in.match].reg)) position_ = segment_of(in.match);
         break;
       default:
         execute(in);

@@ -26,6 +26,7 @@ struct View {
   std::array<Dim, kMaxDims> dims{};
   Dtype dtype = Dtype::float32;
   bool contiguous = false;
+  bool discard = false;  // nobody reads what is written here
   int64_t partition = 0;
 
   char* row(int64_t p) const { return base + p * pitch; }
@@ -42,6 +43,11 @@ struct Xorwow {
   std::array<uint32_t, 6> s;
   explicit Xorwow(uint32_t seed = 0);
   uint32_t next();
+};
+
+// The accumulators of ScalarE and VectorE.
+struct Registers {
+  std::array<float, kPartitions> scalar{}, vector{};
 };
 
 class Core {
@@ -74,22 +80,24 @@ class Core {
 
  private:
   struct Call;
+  struct Lane;
   friend struct Semantics;
-  Call resolve(const Instruction& instruction) const;
-  void run_segment(const Program::Segment& segment);
+  Call resolve(const Instruction& instruction, Lane* lane);
+  void execute(const Instruction& instruction, Lane* lane);
+  void run_segment(const Segment& segment, Lane* lane);
+  void run_parts();
+  void place(const Part& part, char* const arena[2]);
   void ensure(uint32_t storage);
   bool control(const Instruction& instruction, uint32_t& segment);
   bool condition(int reg) const { return registers_[reg] != 0; }
   void enter();
-
-  void parallel_(int64_t n, const Range& body) const { parallel_for()(n, body); }
 
   const Program& program_;
   int program_id_, rank_;
   std::vector<Buffer> buffers_;
   std::vector<int64_t> registers_;
   std::unique_ptr<char[]> arena_[2];  // SBUF, PSUM: row p of every tile lies in row p
-  std::array<float, kPartitions> scalar_registers_{}, vector_registers_{};
+  Registers registers_of_engines_;
   std::vector<Xorwow> random_[2];      // VectorE, GpSimdE
   std::vector<InitMap> runtime_maps_;  // of PSUM buffers whose matmuls decide at run time
   std::vector<uint8_t> tracked_;

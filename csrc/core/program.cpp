@@ -411,105 +411,10 @@ Instruction& Program::append(Instruction in) {
   return instructions_.back();
 }
 
-namespace {
-
-// First fit by life: returns each buffer's offset; `top` is the bytes per partition needed.
-std::vector<int64_t> place(const std::vector<Storage>& storages, const LiveRanges& live, Memory memory, int64_t& top) {
-  std::vector<int64_t> offset(storages.size(), -1);
-  std::vector<LiveRanges::Range> order;
-  for (const auto& r : live.ranges())
-    if (storages[r.storage].memory == memory && r.first >= 0) order.push_back(r);
-  std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a.first < b.first; });
-  struct Block {
-    int64_t begin, end, last;
-  };
-  std::vector<Block> active;  // by begin
-  int64_t fixed_top = 0;
-  for (const auto& r : order) {  // addresses that the kernel chose come first, as they are
-    const Storage& s = storages[r.storage];
-    if (s.address < 0) continue;
-    offset[r.storage] = s.address;
-    fixed_top = std::max(fixed_top, s.address + s.row_bytes);
-  }
-  fixed_top = (fixed_top + 63) / 64 * 64;
-  top = fixed_top;
-  for (const auto& r : order) {
-    const Storage& s = storages[r.storage];
-    if (s.address >= 0) continue;
-    std::erase_if(active, [&](const Block& b) { return b.last < r.first; });
-    const int64_t bytes = (s.row_bytes + 63) / 64 * 64;
-    int64_t at = fixed_top;
-    auto it = active.begin();
-    for (; it != active.end() && it->begin - at < bytes; ++it) at = std::max(at, it->end);
-    active.insert(it, {at, at + bytes, r.last});
-    offset[r.storage] = at;
-    top = std::max(top, at + bytes);
-  }
-  // Rows a multiple of a page apart would fight for the same cache sets.
-  if (top && top % 512 == 0) top += 64;
-  return offset;
-}
-
-}  // namespace
-
 void Program::seal(int64_t sbuf_bytes, bool several) {
   if (!open_loops_.empty()) throw Error("a loop has no end");
   check_capacity(storages_, tracker_.live(), sbuf_bytes);
-  placement_.assign(storages_.size(), -1);
-  for (auto [memory, pitch] : {std::pair{Memory::sbuf, &sbuf_pitch_}, std::pair{Memory::psum, &psum_pitch_}}) {
-    const auto offsets = place(storages_, tracker_.live(), memory, *pitch);
-    for (size_t i = 0; i < offsets.size(); ++i)
-      if (offsets[i] >= 0) placement_[i] = offsets[i];
-  }
-
-  // Segments: runs of row-local instructions whose on-chip operands all start at the same partition, so that a block of
-  // partitions can go through the whole run. HBM that one of them writes may not be touched by another.
-  segments_.clear();
-  struct HbmUse {
-    uint32_t storage;
-    Box box;
-    bool write;
-  };
-  std::vector<HbmUse> hbm;
-  for (uint32_t i = 0; i < instructions_.size(); ++i) {
-    const Instruction& in = instructions_[i];
-    const InstructionSpec& sp = in.spec();
-    bool local = sp.locality == Locality::row && in.stage == 0;
-    int64_t partition = -1, partitions = -1;
-    std::vector<HbmUse> uses;
-    for (size_t k = 0; k < in.operands.size() && local; ++k) {
-      const Operand& o = in.operands[k];
-      if (!o.is_tile()) continue;
-      const Storage& s = storages_[o.access.storage];
-      const Role role = sp.operands[k].role;
-      if (o.access.indexing != Access::Indexing::none || o.access.reg >= 0) local = false;
-      if (partitions >= 0 && o.access.partitions() != partitions) local = false;
-      partitions = o.access.partitions();
-      if (on_chip(s.memory)) {
-        const int64_t start = s.partition_start + o.access.offset / (s.row_bytes / size_of(o.access.dtype));
-        if (partition >= 0 && start != partition) local = false;
-        partition = start;
-      } else {
-        uses.push_back({o.access.storage, bounding_box(s, o.access), role == Role::write || role == Role::read_write});
-      }
-    }
-    if (partition < 0) local = in.opcode == Opcode::allocate;  // HBM to HBM
-    bool joins = local && !segments_.empty() && segments_.back().row_local && !segments_.back().gives_way;
-    for (const HbmUse& u : uses)
-      for (const HbmUse& other : hbm)
-        if (u.storage == other.storage && (u.write || other.write) && u.box.overlaps(other.box)) joins = false;
-    if (joins && hbm.size() < 64) {
-      segments_.back().end = i + 1;
-    } else {
-      segments_.push_back({i, i + 1, local});
-      hbm.clear();
-    }
-    hbm.insert(hbm.end(), uses.begin(), uses.end());
-    for (size_t k = 0; k < in.operands.size() && several; ++k)
-      if (in.operands[k].is_tile() && storages_[in.operands[k].access.storage].memory == Memory::shared_hbm &&
-          (sp.operands[k].role == Role::write || sp.operands[k].role == Role::read_write))
-        segments_.back().gives_way = true;
-  }
+  plan_ = make_plan(*this, several);
 }
 
 std::string disassemble(const std::vector<Storage>& storages, const Instruction& in) {

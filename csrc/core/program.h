@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "plan.h"
 
 namespace neuron {
 
@@ -81,6 +82,8 @@ struct Instruction {
   PerfMode perf_mode = PerfMode::none;
   Accumulate accumulate = Accumulate::automatic;
   bool reverse0 = false, reverse1 = false, negate = false, transpose = false;
+  bool discard = false;                 // nobody reads operand 0 (set by make_plan)
+  std::array<int32_t, 2> pack{-1, -1};  // matmul factors: number among those that occur again (set by make_plan)
   uint8_t stage = 0;  // bit i: operand i overlaps the result in another pattern and is read first (set by seal)
   int64_t offset = 0, channel_multiplier = 0, count = 0, group = 0;
   double value = 0;
@@ -161,6 +164,7 @@ class Tracker {
   // Throws UninitialisedRead. Resolves `accumulate` when it is the same for all elements.
   void visit(const std::vector<Storage>& storages, Instruction& instruction, bool in_loop);
   LiveRanges& live() { return live_; }
+  const LiveRanges& live() const { return live_; }
   const InitMap& map(uint32_t storage) const { return maps_[storage]; }
   uint32_t last_writer(uint32_t storage) const { return writer_[storage]; }
   bool& check() { return check_; }
@@ -184,16 +188,9 @@ class Program {
   void validate(Instruction& instruction) const;
   Instruction& append(Instruction instruction);
 
-  // After the last instruction: places SBUF and PSUM buffers by their lives and splits the program into segments of
-  // row-local instructions. `several`: other cores see what this one writes to shared HBM, in order with their own
-  // writes: each such write ends a segment. Throws CapacityError.
+  // After the last instruction: makes the plan that the executor follows (see plan.h). Throws CapacityError.
   void seal(int64_t sbuf_bytes, bool several = false);
 
-  struct Segment {
-    uint32_t begin, end;
-    bool row_local;
-    bool gives_way = false;  // lets other cores run afterwards
-  };
   struct Peak {
     int64_t bytes = 0, time = 0;
   };
@@ -201,12 +198,11 @@ class Program {
   const std::vector<Storage>& storages() const { return storages_; }
   std::vector<Instruction>& instructions() { return instructions_; }
   const std::vector<Instruction>& instructions() const { return instructions_; }
-  const std::vector<Segment>& segments() const { return segments_; }
-  const std::vector<int64_t>& placement() const { return placement_; }
-  int64_t pitch(Memory m) const { return m == Memory::psum ? psum_pitch_ : sbuf_pitch_; }
+  const Plan& plan() const { return plan_; }
   int registers() const { return registers_; }
   int generation() const { return generation_; }
   Tracker& tracker() { return tracker_; }
+  const Tracker& tracker() const { return tracker_; }
   int loop_depth() const { return static_cast<int>(open_loops_.size()); }
 
   static Peak peak(const std::vector<Storage>& storages, const LiveRanges& live, Memory memory);
@@ -217,9 +213,7 @@ class Program {
   int registers_ = 0;
   std::vector<Storage> storages_;
   std::vector<Instruction> instructions_;
-  std::vector<Segment> segments_;
-  std::vector<int64_t> placement_;  // byte offset within a partition of the executor's arena
-  int64_t sbuf_pitch_ = 0, psum_pitch_ = 0;
+  Plan plan_;
   std::vector<uint32_t> open_loops_;
   Tracker tracker_;
 };

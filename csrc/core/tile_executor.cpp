@@ -163,11 +163,16 @@ class Execution {
  private:
   enum class Part : uint8_t { all, full, rows };
 
-  // Without reductions, rows are as an operand that repeats along or across them suggests: whole rows need no copies.
+  // Whether an access consists of the rows of this execution, each one run or one element.
+  bool has_rows(const TileAccess& a) const {
+    return !flat_ && a.ndim == 2 && a.size[1] == cols_ && (a.stride[1] == 0 || a.stride[1] == 1);
+  }
+
+  // Without reductions, rows are as the first operand that is not one run suggests: whole rows need no copies.
   void choose_rows() {
     for (size_t i = 0; i < program_.accesses().size(); i++) {
       const TileAccess& a = run_.accesses[i];
-      if (a.ndim != 2 || (a.stride[0] != 0 && a.stride[1] != 0)) continue;
+      if (a.ndim != 2 || (a.stride[1] != 0 && a.stride[1] != 1)) continue;
       if (a.size[1] < kLeastRow || a.size[1] > 2 * kTile) continue;
       cols_ = a.size[1];
       rows_ = run_.rows / cols_;
@@ -184,7 +189,7 @@ class Execution {
       const auto& values = program.values();
       for (size_t v = 0; v < values.size(); v++) {
         vector[v] = 1;
-        pitch[v] = e.cols_ * 4;
+        pitch[v] = e.flat_ ? 0 : e.cols_ * 4;
         if (values[v].from == TileProgram::Value::From::scalar) {
           const uint16_t i = values[v].index;
           place[v] = reinterpret_cast<const char*>(i & 0x8000 ? &program.constants()[i & 0x7fff] : &e.run_.scalars[i]);
@@ -211,8 +216,15 @@ class Execution {
         if (step.kind != TileProgram::Step::Kind::store) continue;
         const TileAccess& a = x.run_.accesses[step.access];
         const Dtype dtype = program.accesses()[step.access].dtype;
-        if (!step.direct || !a.contiguous() || !is_lane_type(dtype)) continue;
-        place[step.in[0]] = a.base + (step.extent == Extent::full ? first : row) * 4;
+        if (!step.direct || !is_lane_type(dtype)) continue;
+        const ValueId v = step.in[0];
+        if (a.contiguous()) {
+          place[v] = a.base + (step.extent == Extent::full ? first : row) * 4;
+          pitch[v] = cols * 4;
+        } else if (step.extent == Extent::full && x.has_rows(a) && a.stride[1] == 1 && a.stride[0] > 0) {
+          place[v] = a.base + (row * a.stride[0] + first % x.cols_) * 4;
+          pitch[v] = a.stride[0] * 4;
+        }
       }
       int reduction = 0;
       for (const TileProgram::Step& step : program.steps()) {
@@ -228,7 +240,7 @@ class Execution {
             const Dtype dtype = program.accesses()[step.access].dtype;
             const ValueId v = step.in[0];
             const char* from = place[v];
-            if (from == a.base + begin * 4 && a.contiguous() && is_lane_type(dtype)) break;  // computed there
+            if (step.direct && is_lane_type(dtype) && from != buffer(program.values()[v])) break;  // computed there
             if (vector[v] && step.extent == Extent::full && pitch[v] != cols * 4 && rows > 1) {
               for (int64_t r = 0; r < rows; r++)
                 for_runs(a, size_of(dtype), begin + r * cols, cols,
@@ -287,20 +299,23 @@ class Execution {
         return;
       }
       const int last = a.ndim - 1;
-      if (step.extent == Extent::full && a.ndim == 2 && a.size[1] == x.cols_ && !x.flat_) {
-        if (a.stride[0] == 0 && a.stride[1] == 1) {  // one row for all
-          const int64_t column = begin % x.cols_;
-          pitch[v] = 0;
-          if (is_lane_type(dtype))
-            place[v] = a.base + column * 4;
-          else
-            load_lanes(x.kernels_, dtype, a.base + column * item, item, cols, to);
-          return;
-        }
+      if (step.extent == Extent::full && x.has_rows(a)) {
+        const int64_t row = begin / x.cols_, column = begin % x.cols_;
+        const char* from = a.base + (row * a.stride[0] + column * a.stride[1]) * item;
         if (a.stride[1] == 0) {  // one element for each row
           vector[v] = 0;
           pitch[v] = 4;
-          load_lanes(x.kernels_, dtype, a.base + begin / x.cols_ * a.stride[0] * item, a.stride[0] * item, rows, to);
+          load_lanes(x.kernels_, dtype, from, a.stride[0] * item, rows, to);
+          return;
+        }
+        if (is_lane_type(dtype)) {
+          pitch[v] = a.stride[0] * 4;
+          place[v] = from;
+          return;
+        }
+        if (a.stride[0] == 0) {  // one row for all
+          pitch[v] = 0;
+          load_lanes(x.kernels_, dtype, from, item, cols, to);
           return;
         }
       }
@@ -337,6 +352,8 @@ class Execution {
         per_row[k] = row_value ? 4 : pitch[v];
         by_rows |= rows > 1 && per_row[k] != (vectors >> k & 1 ? cols * 4 : 0);
       }
+      const int64_t out_pitch = step.extent == Extent::full ? pitch[step.out] : 0;
+      by_rows |= step.extent == Extent::full && rows > 1 && out_pitch != cols * 4;
       if (!by_rows) return kernel(out, in[0], in[1], in[2], vectors, n, begin);
       // The result may lie over a number that all rows need.
       uint32_t ones[3];
@@ -346,7 +363,7 @@ class Execution {
           in[k] = reinterpret_cast<const char*>(&ones[k]);
         }
       for (int64_t r = 0; r < rows; r++)
-        kernel(out + r * cols * 4, in[0] + r * per_row[0], in[1] + r * per_row[1], in[2] + r * per_row[2], vectors,
+        kernel(out + r * out_pitch, in[0] + r * per_row[0], in[1] + r * per_row[1], in[2] + r * per_row[2], vectors,
                cols, begin + r * cols);
     }
 

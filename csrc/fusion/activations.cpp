@@ -1,4 +1,6 @@
 // Rows: activation functions and their backward forms, by the formulas of PyTorch's CPU kernels.
+#include <ATen/core/Reduction.h>
+
 #include "formula.h"
 #include "typed.h"
 
@@ -130,7 +132,30 @@ constexpr Row r_threshold_backward{
         },
     .types = kFloats | kInts};
 
+// Number 0: 2, by the number of elements if the loss was their mean.
+constexpr Row r_mse_backward = floats("mse_loss_backward", [](Lowering& l, const Row&) {
+  const Formula k{l};
+  l.out(0, k.number(0) * (k.in(1) - k.in(2)) * k.in(0));
+});
+
+namespace {
+
+Tensor mse_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& target, int64_t reduction) {
+  using Op = at::_ops::mse_loss_backward;
+  static OpCounter& count = counter(direct::Direct<Op>::name());
+  Arguments arguments(r_mse_backward);
+  for (const Tensor* t : {&grad, &self, &target}) arguments.tensor(*t);
+  const double scale = reduction == at::Reduction::Mean ? 2.0 / static_cast<double>(self.numel()) : 2.0;
+  arguments.number(scale);
+  Tensor out;
+  if (grad.dtype() == self.dtype() && self.sizes() == target.sizes() && arguments.record(count, out)) return out;
+  return direct::Direct<Op>::call(grad, self, target, reduction);
+}
+
+}  // namespace
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("mse_loss_backward", TORCH_FN(mse_loss_backward));
 #define OP(op, row) m.impl(direct::Direct<at::_ops::op>::name().c_str(), TORCH_FN((Typed<at::_ops::op, row>::call)));
 #define UNARY(op) OP(op, r_##op) OP(op##_, r_##op) OP(op##_out, r_##op)
 #define BACKWARD(op) OP(op##_backward, r_##op##_backward) OP(op##_backward_grad_input, r_##op##_backward)

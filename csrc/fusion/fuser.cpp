@@ -153,9 +153,9 @@ Plan fuse(const Graph& graph, const std::vector<uint8_t>& live) {
 
 void execute(const Plan& plan, const Graph& graph, std::span<char* const> memory, const TileParallel& parallel,
              const std::function<void(const Launch&, bool before)>& launched) {
-  std::vector<TileAccess> accesses;
-  std::vector<uint32_t> scalars;
-  std::vector<TileRun> runs;
+  thread_local std::vector<TileAccess> accesses;
+  thread_local std::vector<uint32_t> scalars;
+  thread_local std::vector<TileRun> runs;
   for (const Launch& launch : plan.launches) {
     const Space& space = graph.spaces[launch.space];
     const size_t per_member = launch.operands.size(), numbers = launch.numbers.size();

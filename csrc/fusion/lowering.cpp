@@ -54,9 +54,15 @@ Lanes Lowering::in(int i) {
   return convert(input(index), input_dtype(index), node_.compute);
 }
 
-void Lowering::out(int i, Lanes v) {
-  v = narrow(program_, v, node_.result);
-  result(i, convert(v, node_.result, output_dtype(i)));
+void Lowering::out(int i, Lanes v, Dtype type) { result(i, convert(narrow(program_, v, type), type, output_dtype(i))); }
+
+void Lowering::out(int i, Lanes v) { out(i, v, node_.result); }
+
+Lanes Lowering::seed(int i) {
+  const int first = std::popcount(node_.numbers) + i;
+  const ValueId v = number(first);
+  for (int k = 1; k < 4; k++) number(first + k);  // consecutive numbers of the run
+  return {v, false};
 }
 
 }  // namespace neuron::fusion

@@ -1,5 +1,5 @@
 // Rule: fusible. Whether a call is recorded depends on the operator and on metadata alone: types that programs have,
-// dense layout, shapes that broadcast, memory that does not overlap itself, at least one element, no graph capture.
+// dense layout, shapes that broadcast, memory that does not overlap itself, at least one element.
 //
 // Reason: a fusible operator must give the same bits alone and in company, so the choice between executor and library
 // may not depend on what else is pending.
@@ -8,7 +8,6 @@
 #include <ATen/MemoryOverlap.h>
 
 #include "aten/factories.h"
-#include "aten/graph.h"
 #include "layout.h"
 #include "pointwise.h"
 #include "window.h"
@@ -83,7 +82,7 @@ bool usable(const Tensor& t) {
 
 bool record_pointwise(const Call& call, Tensor& out) {
   const auto compute = dtype_of(call.compute), result = dtype_of(call.result);
-  if (!compute || !result || C10_UNLIKELY(current_capture() != nullptr)) return false;
+  if (!compute || !result) return false;
   c10::DeviceIndex index = -1;
   for (const Tensor* t : call.inputs) {
     if (!usable(*t)) return false;
@@ -108,7 +107,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
       if (status == at::MemOverlapStatus::Full && t->dtype() != out.dtype()) return false;
     }
   }
-  Place places[kMaxInputs + 1];
+  Place places[kMaxInputs + 2];
   for (size_t i = 0; i < call.inputs.size(); i++) {
     if (!place_of(*call.inputs[i], layout, places[i])) return false;
     places[i].dtype = *dtype_of(call.inputs[i]->scalar_type());
@@ -131,6 +130,15 @@ bool record_pointwise(const Call& call, Tensor& out) {
     return false;
   }
   to.dtype = *dtype_of(out.scalar_type());
+  Place& beside = places[call.inputs.size() + 1];
+  if (call.second) {
+    const auto type = c10::scalarTypeToTypeMeta(call.second_type);
+    *call.second = uninitialised(static_cast<size_t>(layout.elements) * type.itemsize(), type, index);
+    call.second->unsafeGetTensorImpl()->set_sizes_and_strides(out.sizes(), out.strides());
+    beside = to;
+    beside.offset = 0;
+    beside.dtype = *dtype_of(call.second_type);
+  }
   DtypeUse use;
   account(call.counter, use);
 
@@ -139,7 +147,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
   node.compute = *compute;
   node.result = *result;
   node.inputs = static_cast<uint8_t>(call.inputs.size());
-  node.outputs = 1;
+  node.outputs = call.second ? 2 : 1;
   node.scalars = static_cast<uint8_t>(call.scalars.size());
   node.numbers = call.numbers;
   node.row_space = kNone;
@@ -152,6 +160,10 @@ bool record_pointwise(const Call& call, Tensor& out) {
   const bool whole = !given || static_cast<size_t>(layout.elements) * out.dtype().itemsize() == storage.nbytes();
   to.storage = recording.storage(storage, whole);
   node.out[0] = recording.operand({&to, 1});
+  if (call.second) {
+    beside.storage = recording.storage(*call.second->storage().unsafeGetStorageImpl(), true);
+    node.out[1] = recording.operand({&beside, 1});
+  }
   node.space = recording.space({&layout.elements, 1});
   recording.append(node, {call.scalars.data(), call.scalars.size()});
   recording.finish();

@@ -32,6 +32,8 @@ struct Call {
   c10::SmallVector<const Tensor*, 4> inputs;  // on the device
   c10::SmallVector<uint32_t, 4> scalars;      // first those of `numbers`
   uint8_t numbers = 0;                        // tensor arguments that are numbers
+  Tensor* second = nullptr;                   // a second new result, laid out like the first
+  c10::ScalarType second_type = c10::ScalarType::Undefined;
 };
 
 // Records a call whose result has the broadcast shape of its inputs. `out`: where to write, or undefined: then it

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "aten/factories.h"
-#include "aten/graph.h"
 #include "window.h"
 
 namespace neuron::fusion {
@@ -52,7 +51,7 @@ void flat(Place& p, const Tensor& t, Dtype dtype, int64_t stride) {
 bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
   const at::TensorList first = writes_ ? in_place_ : lists_.empty() ? at::TensorList() : lists_[0].members;
   const size_t members = first.size();
-  if (members == 0 || members > 4096 || current_capture()) return false;
+  if (members == 0 || members > 4096) return false;
   const c10::ScalarType type = first[0].scalar_type();
   const auto compute = dtype_of(type);
   if (!compute || *compute == Dtype::boolean) return false;

@@ -5,7 +5,6 @@
 #include "record_rows.h"
 
 #include "aten/factories.h"
-#include "aten/graph.h"
 #include "window.h"
 
 namespace neuron::fusion {
@@ -59,8 +58,7 @@ bool RowsCall::input(const Tensor& t, const Place& place) {
 
 bool RowsCall::full(const Tensor& t) {
   Place p;
-  if (current_capture() || t.sizes() != at::IntArrayRef(layout_.size, layout_.ndim) || !place_of(t, layout_, p))
-    return false;
+  if (t.sizes() != at::IntArrayRef(layout_.size, layout_.ndim) || !place_of(t, layout_, p)) return false;
   return input(t, p);
 }
 

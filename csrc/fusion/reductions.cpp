@@ -1,6 +1,6 @@
 // Rows: sums, means and extremes over dims, softmax and norms, and their backward forms. Everything inside one operator
 // is fp32; its results are rounded once.
-#include <ATen/WrapDimUtilsMulti.h>
+#include <ATen/core/Reduction.h>
 
 #include "aten/direct.h"
 #include "formula.h"
@@ -35,6 +35,8 @@ ROW(r_amin, "amin", 0, 1, { k.out(0, k.reduce(L::amin, k.in(0))); });
 ROW(r_norm_1, "norm(1)", 0, 1, { k.out(0, k.reduce(L::sum, f(L::abs, k.in(0)))); });
 ROW(r_norm_2, "norm(2)", 0, 1, { V x = k.in(0); k.out(0, f(L::sqrt, k.reduce(L::sum, x * x))); });
 ROW(r_norm_max, "norm(inf)", 0, 1, { k.out(0, k.reduce(L::amax, f(L::abs, k.in(0)))); });
+ROW(r_mse_sum, "mse_loss(sum)", 0, 1, { V d = k.in(0) - k.in(1); k.out(0, k.reduce(L::sum, d * d)); });
+ROW(r_mse_mean, "mse_loss", 0, 1, { V d = k.in(0) - k.in(1); k.out(0, mean(k, d * d)); });
 // Number 1: columns less the correction, at least 0.
 ROW(r_var, "var", 0, 1, {
   V x = k.in(0);
@@ -229,6 +231,24 @@ Tensor vector_norm(const Tensor& self, const at::Scalar& order, at::OptionalIntA
   return library<Op>(self, order, dim, keepdim, dtype);
 }
 
+Tensor mse_loss(const Tensor& self, const Tensor& target, int64_t reduction) {
+  using Op = at::_ops::mse_loss;
+  const Reduced r = reduced(self, {}, false);
+  if (r.good && reduction != at::Reduction::None && self.dtype() == target.dtype() &&
+      c10::isFloatingType(self.scalar_type()) && dtype_of(self.scalar_type()) && self.is_contiguous() &&
+      target.is_contiguous()) {
+    const bool by_mean = reduction == at::Reduction::Mean;
+    RowsCall call(by_mean ? r_mse_mean : r_mse_sum, counter_of<Op>(), self.sizes(), r.dims);
+    if (call.full(self) && call.full(target)) {
+      if (by_mean) call.number(static_cast<float>(call.columns()));
+      Tensor out = call.row_result(self.scalar_type(), {});
+      call.record();
+      return out;
+    }
+  }
+  return library<Op>(self, target, reduction);
+}
+
 // A result of the input's shape, over the last dim.
 template <class... Inputs>
 bool along_last(const Row& row, OpCounter& count, int64_t dim, c10::ScalarType type, Tensor& out, const Tensor& first,
@@ -334,6 +354,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("var.correction", TORCH_FN((variance<at::_ops::var_correction, r_var>)));
   m.impl("std.correction", TORCH_FN((variance<at::_ops::std_correction, r_std>)));
   m.impl("linalg_vector_norm", TORCH_FN(vector_norm));
+  m.impl("mse_loss", TORCH_FN(mse_loss));
   m.impl("_softmax", TORCH_FN((softmax<at::_ops::_softmax, r_softmax>)));
   m.impl("_log_softmax", TORCH_FN((softmax<at::_ops::_log_softmax, r_log_softmax>)));
   m.impl("_softmax_backward_data", TORCH_FN((softmax_backward<at::_ops::_softmax_backward_data, r_softmax_backward>)));

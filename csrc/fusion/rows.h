@@ -34,6 +34,10 @@ class Lowering {
   Lanes reduce(LaneOp op, Lanes a);
   // Gives result i its value: rounded to the result type, then to the type in memory.
   void out(int i, Lanes v);
+  // The same for a result of another type than the others.
+  void out(int i, Lanes v, Dtype type);
+  // Numbers [i, i + 4) of the node as they are: seed and offset of Philox. The value stands for all four.
+  Lanes seed(int i);
   // A value of type `from` as a value of type `to`, as PyTorch converts.
   Lanes convert(Lanes v, Dtype from, Dtype to);
   // A value in the lanes of the compute type, rounded to it: what an operator of its own would hand on.

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdio>
 
+#include "aten/graph.h"
 #include "cache.h"
 #include "limits.h"
 #include "log.h"
@@ -99,6 +100,7 @@ uint16_t Window::Recording::storage(c10::StorageImpl& impl, bool overwritten) {
 
 void Window::Recording::append(const Node& node, std::span<const uint32_t> scalars) {
   graph_->append(node, scalars);
+  window_.open_.capture = current_capture();
   count(g_stats.ops_recorded);
   if (graph_->nodes.size() == 1) window_.queue_.set_deferred(&window_);
   full_ = graph_->nodes.size() >= kMaxWindowNodes || !settings().fusion || settings().launch_blocking ||
@@ -121,6 +123,7 @@ bool Window::Batch::keeps_too_much() {
 void Window::Batch::clear() {
   graph.clear();
   held.clear();
+  capture = nullptr;
   bytes = 0;
   next_look = kMaxOrphanBytes;
 }
@@ -194,6 +197,7 @@ void Window::run(Batch& batch) {
   for (uint16_t s : keep_idle_results(batch.graph, live)) give_memory(s);
   const std::shared_ptr<const Plan> plan = find_or_fuse(batch.graph, live);
   for (uint16_t s : plan->temporaries) give_memory(s);
+  if (C10_UNLIKELY(batch.capture != nullptr)) return capture(batch, plan, std::move(memory), std::move(temporaries));
   run_plan(*plan, batch.graph, memory, device_);
 }
 
@@ -229,6 +233,23 @@ void run_plan(const Plan& plan, const Graph& graph, std::span<char* const> memor
       start = profiler_time_ns();
     else
       record_activity(name_of(launch, graph), device, start);
+  });
+}
+
+void Window::capture(const Batch& batch, std::shared_ptr<const Plan> plan, std::vector<char*> memory,
+                     std::vector<c10::DataPtr> temporaries) {
+  std::vector<uint8_t> written(batch.held.size());
+  for (const Node& node : batch.graph.nodes)
+    for (int i = 0; i < node.outputs; i++)
+      for (int m = 0; m < batch.graph.operands[node.out[i]].members; m++)
+        written[batch.graph.place(node.out[i], m).storage] = 1;
+  for (size_t i = 0; i < batch.held.size(); i++)
+    if (batch.held[i].strong) batch.capture->touch(c10::Storage(batch.held[i].strong), written[i]);
+  std::string name;
+  for (const Launch& launch : plan->launches) name.append(name.empty() ? "" : " ").append(name_of(launch, batch.graph));
+  batch.capture->step(std::move(name), [plan = std::move(plan), graph = batch.graph, memory = std::move(memory),
+                                        kept = std::make_shared<std::vector<c10::DataPtr>>(std::move(temporaries))] {
+    execute(*plan, graph, memory, parallel());
   });
 }
 

@@ -16,6 +16,10 @@
 #include "limits.h"
 #include "runtime/device.h"
 
+namespace neuron {
+class Capture;
+}
+
 namespace neuron::fusion {
 
 // A storage that the window's nodes use. Those that a node writes whole before anybody reads them are held weakly: if
@@ -62,6 +66,7 @@ class Window final : public Deferred {
     std::vector<Held> held;  // by storage number
     size_t bytes = 0;        // of storages held strongly
     size_t next_look = kMaxOrphanBytes;
+    Capture* capture = nullptr;  // of the thread that recorded
     bool keeps_too_much();
     void clear();
   };
@@ -73,6 +78,9 @@ class Window final : public Deferred {
  private:
   void run(Batch& batch);
   void swap_out(Batch& batch);
+  // Runs a batch of a thread that captures a graph, as a step of the graph.
+  static void capture(const Batch& batch, std::shared_ptr<const Plan> plan, std::vector<char*> memory,
+                      std::vector<c10::DataPtr> temporaries);
 
   const c10::DeviceIndex device_;
   StreamQueue& queue_;

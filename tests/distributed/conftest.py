@@ -11,13 +11,17 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 4
+START_SECONDS = 300  # on a machine that has other things to do
 
 
 def _run(job):
-    rank, world, folder, body, arguments, backend, timeout = job
+    rank, world, folder, body, arguments, options = job
     torch.neuron.set_device(rank)
+    if options.pop("bound"):
+        options["device_id"] = torch.device("neuron", rank)
+    timeout = timedelta(seconds=options.pop("timeout"))
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
+        init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timeout, **options
     )
     try:
         body(rank, world, *arguments)
@@ -27,6 +31,7 @@ def _run(job):
 
 def _serve(pipe):
     torch.set_num_threads(1)
+    pipe.send("")
     while job := pipe.recv():
         try:
             _run(job)
@@ -36,7 +41,10 @@ def _serve(pipe):
 
 
 class Ranks:
-    """ranks(world, body, *arguments): runs body(rank, world, *arguments) in `world` processes with a process group."""
+    """ranks(world, body, *arguments): runs body(rank, world, *arguments) in `world` processes with a process group.
+
+    `bound` binds the group to the device of each rank, as some of PyTorch's functions want.
+    """
 
     def __init__(self):
         self.pipes, self.processes = [], []
@@ -51,6 +59,8 @@ class Ranks:
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
+        problems = [self._answer(rank, START_SECONDS) for rank in range(RANKS)]
+        assert not any(problems), problems
 
     def stop(self):
         for process in self.processes:
@@ -58,12 +68,13 @@ class Ranks:
             process.join()
         self.pipes, self.processes = [], []
 
-    def __call__(self, world, body, *arguments, backend="neuron", timeout=60):
+    def __call__(self, world, body, *arguments, backend="neuron", timeout=60, bound=False):
         if not self.processes:
             self.start()
         with tempfile.TemporaryDirectory() as folder:
+            options = {"backend": backend, "timeout": timeout, "bound": bound}
             for rank in range(world):
-                self.pipes[rank].send((rank, world, folder, body, arguments, backend, timeout))
+                self.pipes[rank].send((rank, world, folder, body, arguments, options))
             try:
                 problems = [self._answer(rank, 4 * timeout) for rank in range(world)]
             except BaseException:

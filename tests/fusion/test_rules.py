@@ -272,3 +272,20 @@ def test_random_programs_give_the_same_bits_with_and_without_fusion(python):
             assert result.returncode == 0, result.stderr[-2000:]
             outputs[setting] = result.stdout
         assert outputs["0"] == outputs["1"], seed
+
+
+def test_optimizer_steps_are_a_few_programs():
+    parameters = [torch.nn.Parameter(torch.ones(n, 8, device="neuron")) for n in range(1, 31)]
+    for p in parameters:
+        p.grad = torch.full_like(p, 0.5)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    optimizer.step()
+    _, stats = counted(optimizer.step)
+    assert stats["programs_run"] <= 2 and stats["library_calls"] == 0
+
+
+def test_programs_are_printed_on_request(python):
+    code = "import torch; x = torch.ones(64, device='neuron'); y = (x * 3 + 1).relu(); torch.neuron.synchronize()"
+    result = python("-c", code, TORCH_LOGS="+neuron")
+    assert result.returncode == 0
+    assert "mul add relu" in result.stderr and "mul_add" in result.stderr

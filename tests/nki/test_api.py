@@ -1,5 +1,6 @@
 """Every function of the public API 0.6 is there, with its parameters in their order (api_0_6.json)."""
 
+import ast
 import inspect
 import json
 from pathlib import Path
@@ -38,3 +39,24 @@ def test_types_memories_and_enumerations():
     assert nisa.vector_engine is nisa.engine.vector and nisa.constants.engine is nisa.engine
     assert [c.value for c in nisa.reduce_cmd] == [0, 1, 2, 3, 4] and nisa.nc_version.gen4.value == 4
     assert nki.typing.tensor[128, 512] is not None and issubclass(type(nl.NKIObject()), nl.NKIObject)
+
+
+def _mentioned(path):
+    """Names of the API that a test module uses: nl.add as an attribute, or "add" as a string in a table of names."""
+    aliases = {"nki": "nki", "nl": "nl", "nisa": "nisa", "ncc": "ncc"}
+    attributes, strings = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            attributes.add(f"{aliases[node.value.id]}.{node.attr}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.update(node.value.split())
+    return attributes, strings
+
+
+def test_every_function_has_a_test():
+    shared = {"test_api.py", "conftest.py", "nki_reference.py"}
+    found = [_mentioned(p) for p in Path(__file__).parent.glob("*.py") if p.name not in shared]
+    attributes = set().union(*(a for a, _ in found))
+    strings = set().union(*(s for _, s in found))
+    missing = [n for n in API if n not in attributes and n.partition(".")[2] not in strings]
+    assert not missing

@@ -263,3 +263,31 @@ def test_ranges_unroll():
         assert list(r(3)) == [0, 1, 2] and list(r(1, 8, 3)) == [1, 4, 7]
     with nl.no_reorder():
         pass
+
+
+@pytest.mark.parametrize("target, generation", [("trn1", 2), ("trn2", 3), ("trn3", 4)])
+def test_versions(target, generation, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+    seen = []
+
+    def kernel(x):
+        seen.append((nisa.get_nc_version().value, nisa.get_nc_sub_version()))
+        return x
+
+    nki.simulate(kernel)(np.zeros((1, 1), F32))
+    assert seen == [(generation, 0)]
+
+
+def test_a_seed_repeats_the_random_bits(run):
+    def body(first, second, other, one, two):
+        for out, seed in ((first, one), (other, two), (second, one)):
+            nisa.set_rng_seed(seed)
+            nisa.rng(out, nisa.engine.vector)
+
+    seeds = [np.full((1, 1), s, np.int32) for s in (7, 8)]
+    first, second, other = run(body, [((128, 64), "uint32")] * 3, *seeds)
+    np.testing.assert_array_equal(first, second)
+    assert (first != other).mean() > 0.99
+    assert len(np.unique(first)) > 0.99 * first.size  # partitions have streams of their own
+    bits = np.unpackbits(first.view(np.uint8))
+    assert abs(bits.mean() - 0.5) < 0.01

@@ -1,4 +1,4 @@
-"""`torchneuron nki run|profile kernel.py` and the generated documents: kernels from the shell."""
+"""`torchneuron nki run|profile|lint kernel.py` and the generated documents: kernels from the shell."""
 
 from __future__ import annotations
 
@@ -46,8 +46,20 @@ def main(arguments: list[str]) -> int:
         ("fidelity", "print predictions beside published measurements as Markdown", _fidelity),
     ):
         commands.add_parser(name, help=text, description=text).set_defaults(handler=handler)
+    text = "find Python that the vendor's compiler refuses in kernels; exit code 1 if there is any"
+    c = commands.add_parser("lint", help=text, description=text)
+    c.add_argument("files", type=Path, nargs="+", help="Python files with kernels")
+    c.set_defaults(handler=_lint)
     args = parser.parse_args(arguments)
     return args.handler(args)
+
+
+def _lint(args: argparse.Namespace) -> int:
+    from .lint import lint
+
+    found = [f"{file}:{finding}" for file in args.files for finding in lint(file)]
+    print("\n".join(found), end="\n" if found else "")
+    return bool(found)
 
 
 def _isa(args: argparse.Namespace) -> int:

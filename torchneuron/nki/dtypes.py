@@ -31,6 +31,20 @@ class DType(str):
         return f"nl.{str(self)}"
 
 
+class Wide(DType):
+    """A narrow float by name that is kept in fp32 (NKI_PRECISE_FP=0)."""
+
+    __slots__ = ()
+
+    @property
+    def code(self) -> int:
+        return _core.DTYPES["float32"]
+
+    @property
+    def itemsize(self) -> int:
+        return _core.DTYPE_SIZES["float32"]
+
+
 _ALIASES = {"bool": "bool_", "float8e4": "float8_e4m3", "float8e5": "float8_e5m2"}
 
 bool_ = DType("bool")
@@ -55,7 +69,7 @@ _WORDS = {tfloat32: np.float32, float8_e4m3fn_x4: np.uint32, float8_e5m2_x4: np.
 
 def dtype(value: object) -> DType:
     """The NKI type for a DType, a name, a NumPy dtype or a torch dtype. TypeError for what NKI does not have."""
-    if type(value) is DType:
+    if isinstance(value, DType):
         return value
     if getattr(value, "names", None):  # NumPy's packed words: a structured type with one field of that name
         value = value.names[0]
@@ -71,14 +85,23 @@ def dtype(value: object) -> DType:
     return found
 
 
+def stored(value: object, wide: bool) -> DType:
+    """The type for a new tensor: wide keeps narrow floats in fp32."""
+    t = dtype(str(value) if isinstance(value, Wide) else value)
+    return Wide(t) if wide and t in _NARROW else t
+
+
 def numpy_dtype(t: DType) -> np.dtype:
     """The NumPy dtype that holds elements of t; packed types are unsigned words."""
+    if isinstance(t, Wide):
+        return np.dtype(np.float32)
     return np.dtype(_WORDS[t]) if t in _WORDS else np.dtype(str(t))
 
 
 _INTS = {int8: (8, True), int16: (16, True), int32: (32, True), uint8: (8, False), uint16: (16, False),
          uint32: (32, False), bool_: (8, False)}  # fmt: skip
 _FP8 = (float8_e4m3, float8_e4m3fn, float8_e5m2)
+_NARROW = (float16, bfloat16, *_FP8)
 
 
 def is_integer(t: DType) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from torchneuron import env
+
 from .. import _core
 from ..perf import targets
 from . import dtypes, errors
@@ -135,6 +137,7 @@ class Session:
     ) -> None:
         self.step, self.target, self.launch = step, target, launch
         self.program_id, self.rank, self.grid = program_id, rank, grid
+        self.wide = step and not env.NKI_PRECISE_FP.get()
         self.program = _core.Program(target.generation)
         self.core = _core.Core(self.program, program_id, rank)
         self.storages: list[weakref.ref[Storage] | Storage] = []

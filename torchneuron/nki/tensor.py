@@ -423,9 +423,20 @@ class NkiTensor:
         view.indexing, view.index, view.index_stride, view.index_limit = ROWS, offsets, self.strides[0], self.shape[0]
         return view
 
+    def _as(self, dtype: object) -> dtypes.DType:
+        """The type of a view of these bytes."""
+        new = dtypes.dtype(dtype)
+        if not isinstance(self.dtype, dtypes.Wide) or isinstance(new, dtypes.Wide):
+            return new
+        if new != self.dtype:
+            raise errors.NkiValidationError(
+                f"{self.name} is kept in fp32 (NKI_PRECISE_FP=0) and has no {self.dtype} bytes to see as {new}"
+            )
+        return self.dtype
+
     def view(self, dtype: object) -> NkiTensor:
         """The same bytes as another type; the last dimension scales."""
-        new = dtypes.dtype(dtype)
+        new = self._as(dtype)
         old_size, new_size = self.dtype.itemsize, new.itemsize
         if old_size == new_size:
             return self._view(self.shape, self.strides, dtype=new)
@@ -453,7 +464,7 @@ class NkiTensor:
         offset: None takes the view's, a number adds to it. scalar_offset adds its value times the stride of
         indirect_dim. vector_offset [P, 1]: row p starts at vector_offset[p] times the elements of a row.
         """
-        new = self.dtype if dtype is None else dtypes.dtype(dtype)
+        new = self.dtype if dtype is None else self._as(dtype)
         base = self.offset * self.dtype.itemsize // new.itemsize
         shape = tuple(int(n) for _, n in pattern)
         strides = tuple(int(s) for s, _ in pattern)
@@ -545,7 +556,7 @@ def allocate(
     """A new tensor of the current session."""
     session = current()
     sizes = tuple(int(n) for n in ((shape,) if isinstance(shape, int) else shape))
-    t = dtypes.dtype(dtype)
+    t = dtypes.stored(dtype, wide=session.wide and buffer.on_chip)
     if any(n < 0 for n in sizes):
         raise ValueError(f"shape {sizes} has a negative size")
     if buffer.on_chip:

@@ -7,7 +7,7 @@
 #include <limits>
 #include <type_traits>
 
-#ifdef __F16C__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -426,6 +426,58 @@ void affine(const float* in, float scale, float bias, float* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = in[i] * scale + bias;
 }
 
+// ---- transposes ----------------------------------------------------------------------------------------------------
+template <class T>
+void transpose_block(const char* from, int64_t from_pitch, char* to, int64_t to_pitch, int64_t rows, int64_t columns) {
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r)
+      std::memcpy(to + c * to_pitch + r * sizeof(T), from + r * from_pitch + c * sizeof(T), sizeof(T));
+}
+
+#ifdef __AVX2__
+inline void transpose_8x8(const char* from, int64_t from_pitch, char* to, int64_t to_pitch) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(from + i * from_pitch));
+  for (int i = 0; i < 4; ++i) {
+    b[2 * i] = _mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm256_unpackhi_ps(a[2 * i], a[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {  // rows 4i .. 4i + 3 of each half
+    a[4 * i] = _mm256_shuffle_ps(b[4 * i], b[4 * i + 2], 0x44);
+    a[4 * i + 1] = _mm256_shuffle_ps(b[4 * i], b[4 * i + 2], 0xee);
+    a[4 * i + 2] = _mm256_shuffle_ps(b[4 * i + 1], b[4 * i + 3], 0x44);
+    a[4 * i + 3] = _mm256_shuffle_ps(b[4 * i + 1], b[4 * i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(reinterpret_cast<float*>(to + i * to_pitch), _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+    _mm256_storeu_ps(reinterpret_cast<float*>(to + (i + 4) * to_pitch), _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+  }
+}
+#endif
+
+void transpose(const char* from, int64_t from_pitch, char* to, int64_t to_pitch, int64_t rows, int64_t columns,
+               int64_t item) {
+  constexpr int64_t kBlock = 8;
+  for (int64_t r = 0; r < rows; r += kBlock)
+    for (int64_t c = 0; c < columns; c += kBlock) {
+      const char* p = from + r * from_pitch + c * item;
+      char* q = to + c * to_pitch + r * item;
+      const int64_t m = std::min(kBlock, rows - r), n = std::min(kBlock, columns - c);
+#ifdef __AVX2__
+      if (item == 4 && m == kBlock && n == kBlock) {
+        transpose_8x8(p, from_pitch, q, to_pitch);
+        continue;
+      }
+#endif
+      if (item == 4)
+        transpose_block<uint32_t>(p, from_pitch, q, to_pitch, m, n);
+      else if (item == 2)
+        transpose_block<uint16_t>(p, from_pitch, q, to_pitch, m, n);
+      else
+        transpose_block<uint8_t>(p, from_pitch, q, to_pitch, m, n);
+    }
+}
+
 constexpr std::array<Kernels::Binary, kAluOps> binary_table() {
   std::array<Kernels::Binary, kAluOps> t{};
 #define OP(NAME) t[static_cast<int>(AluOp::NAME)] = binary<NAME>;
@@ -490,6 +542,7 @@ constexpr Kernels make() {
   k.reduce = reduce_table();
   k.function = function_table();
   k.affine = affine;
+  k.transpose = transpose;
   k.gemm = gemm;
   return k;
 }

@@ -32,6 +32,10 @@ struct Kernels {
   std::array<Unary, kFunctions> function;
   void (*affine)(const float* in, float scale, float bias, float* out, int64_t n);  // in * scale + bias, two roundings
 
+  // to[c][r] = from[r][c] for elements of 4, 2 or 1 bytes; pitches in bytes.
+  void (*transpose)(const char* from, int64_t from_pitch, char* to, int64_t to_pitch, int64_t rows, int64_t columns,
+                    int64_t item);
+
   // c[m, n] (+)= sum over k of a[k, m] * b[k, n], k in order. a and b are packed in panels of tile_m and tile_n columns
   // (panel j holds k rows of tile columns, zero-padded); c has row stride ldc in elements.
   int64_t tile_m, tile_n;

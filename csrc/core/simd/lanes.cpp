@@ -178,11 +178,15 @@ inline float signed_remainder(float a, float b) {
 inline int32_t quotient(int32_t a, int32_t b) { return b == -1 ? static_cast<int32_t>(0u - static_cast<U>(a)) : a / b; }
 inline int32_t rest(int32_t a, int32_t b) { return b == -1 ? 0 : a % b; }
 
+// One NaN for all: which of two NaNs an addition hands on depends on the order that the compiler gives its operands,
+// and so on the form of the loop.
+inline float one_nan(float r) { return r == r ? r : from_bits(0x7fc00000u); }
+
 F1(copy, U, a)
-F2(add, float, a + b)
-F2(sub, float, a - b)
-F2(mul, float, a* b)
-F2(div, float, a / b)
+F2(add, float, one_nan(a + b))
+F2(sub, float, one_nan(a - b))
+F2(mul, float, one_nan(a* b))
+F2(div, float, one_nan(a / b))
 F2(maximum, float, (a > b) | (a != a) ? a : b)
 F2(minimum, float, (a < b) | (a != a) ? a : b)
 F2(fmax, float, (a > b) | (b != b) ? a : b)
@@ -217,14 +221,14 @@ F2(ixor, U, a ^ b)
   struct NAME {                                                        \
     float operator()(float a, float b, float c) const { return EXPR; } \
   };
-F3(mul_add, a* b + c)
-F3(mul_sub, a* b - c)
-F3(mul_rsub, c - a * b)
-F3(mul_mul, a * b * c)
-F3(add_mul, (a + b) * c)
-F3(add_add, (a + b) + c)
-F3(sub_mul, (a - b) * c)
-F3(sub_add, (a - b) + c)
+F3(mul_add, one_nan(a* b + c))
+F3(mul_sub, one_nan(a* b - c))
+F3(mul_rsub, one_nan(c - a * b))
+F3(mul_mul, one_nan(a * b * c))
+F3(add_mul, one_nan((a + b) * c))
+F3(add_add, one_nan((a + b) + c))
+F3(sub_mul, one_nan((a - b) * c))
+F3(sub_add, one_nan((a - b) + c))
 #undef F3
 F1(neg, float, -a)
 F1(abs, float, from_bits(to_bits(a) & 0x7fffffffu))
@@ -334,6 +338,9 @@ void uniform_bits(void* out, const void* a, const void*, const void*, int, int64
 }
 
 // ---- reductions ----------------------------------------------------------------------------------------------------
+struct plus {
+  float operator()(float a, float b) const { return a + b; }
+};
 // 32 running lanes, folded in halves: one tree for every width of the machine's vectors.
 template <class T, class F>
 void fold(void* out, const void* a, int64_t n, T identity) {
@@ -346,7 +353,10 @@ void fold(void* out, const void* a, int64_t n, T identity) {
   for (int j = 0; i + j < n; ++j) lane[j] = F{}(lane[j], x[i + j]);
   for (int width = 16; width; width /= 2)
     for (int j = 0; j < width; ++j) lane[j] = F{}(lane[j], lane[j + width]);
-  *static_cast<T*>(out) = lane[0];
+  if constexpr (std::is_same_v<T, float>)
+    *static_cast<T*>(out) = one_nan(lane[0]);
+  else
+    *static_cast<T*>(out) = lane[0];
 }
 
 // ---- tables --------------------------------------------------------------------------------------------------------
@@ -384,7 +394,7 @@ LaneKernels make() {
   map(LaneOp::cos, angle<math::cos_any, std::cos>);
   map(LaneOp::tan, angle<math::tan_any, std::tan>);
   map(LaneOp::uniform_bits, uniform_bits);
-  reduce(LaneOp::sum, [](void* o, const void* a, int64_t n) { fold<float, add>(o, a, n, 0.0f); });
+  reduce(LaneOp::sum, [](void* o, const void* a, int64_t n) { fold<float, plus>(o, a, n, 0.0f); });
   reduce(LaneOp::amax, [](void* o, const void* a, int64_t n) { fold<float, maximum>(o, a, n, -INFINITY); });
   reduce(LaneOp::amin, [](void* o, const void* a, int64_t n) { fold<float, minimum>(o, a, n, INFINITY); });
   reduce(LaneOp::iamax, [](void* o, const void* a, int64_t n) { fold<int32_t, imaximum>(o, a, n, INT32_MIN); });

@@ -1,8 +1,20 @@
-"""pytest plugin for a checkout of nki-library: what the public checkout lacks, and ours as its simulator."""
+"""pytest plugin for a checkout of nki-library: what the public checkout lacks, ours as its simulator, the per-rank cases
+that its simulation mode leaves out, and the record of results that run.py reads."""
 
+import contextlib
+import json
 import os
+import random
+import signal
 import sys
+import time
 import types
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
 
 # The suite's references follow API 0.3: the OCP scale.
 os.environ.setdefault("TORCH_NEURON_MX_SCALE", "ocp")
@@ -18,7 +30,136 @@ _module("test.utils.perf_analysis_private", analyze_trace=lambda *a, **k: None)
 _module("test.utils.scripts.remote_lock_scripts", LockResult=object, LockStatus=object)
 
 
-def pytest_collection_modifyitems(config, items):
-    from test.utils.test_orchestrator import Orchestrator
+def pytest_addoption(parser):
+    parser.addoption("--record", help="file that gets one JSON line per started and per finished case")
+    parser.addoption("--cases", help="file with the names of the cases to run; others are deselected")
+    parser.addoption("--list-cases", help="file that gets the names of the cases that are not skipped for size")
+    parser.addoption("--case-timeout", type=int, default=0, help="seconds that a case may take; 0: any")
 
-    Orchestrator._compiled_kernel = None  # read but never set in simulation mode
+
+# ---- per-rank cases ------------------------------------------------------------------------------------------------
+def _inputs_of(kernel_input, rank):
+    made = kernel_input.for_rank(rank) if hasattr(kernel_input, "for_rank") else kernel_input
+    return {k.removesuffix(".must_alias_input"): v for k, v in (made or {}).items()}
+
+
+def _run_ranks(orchestrator, kernel_under_test):
+    """All ranks of a collective kernel on simulated cores; one output directory per rank, as on hardware."""
+    import nki
+    from test.utils.common_dataclasses import INF_ARTIFACT_DIR_NAME, normalize_golden_output
+
+    compiler, kernel = kernel_under_test.compiler_input, kernel_under_test.kernel_func
+    os.environ["NKI_NC_VERSION"] = compiler.platform_target.get_nc_gen()
+    ranks = range(kernel_under_test.inference_args.collective_ranks)
+    results = nki.simulate_ranks(
+        nki.simulate(kernel)[compiler.logical_nc_config],
+        [_inputs_of(kernel_under_test.kernel_input, rank) for rank in ranks],
+    )
+    base = os.path.join(orchestrator.fs_config.artifacts_output_directory_path, INF_ARTIFACT_DIR_NAME)
+    for rank, result in zip(ranks, results):
+        golden = normalize_golden_output(kernel_under_test.validation_args.golden_output, rank)
+        outputs = result if isinstance(result, (list, tuple)) else [result]
+        if len(outputs) != len(golden):
+            raise RuntimeError(f"rank {rank} returned {len(outputs)} outputs, {len(golden)} were expected")
+        folder = os.path.join(base, f"output_worker_{rank}")
+        os.makedirs(folder, exist_ok=True)
+        for (name, like), output in zip(golden.items(), outputs):
+            np.asarray(output, dtype=like.dtype).tofile(os.path.join(folder, name))
+    return base
+
+
+def _extend_simulation():
+    from test.utils import test_orchestrator
+
+    orchestrator = test_orchestrator.Orchestrator
+    single = orchestrator._run_simulator_inference
+
+    def run(self, kernel_under_test):
+        if kernel_under_test.inference_args.collective_ranks <= 1:
+            return single(self, kernel_under_test)
+        try:
+            return _run_ranks(self, kernel_under_test)
+        except Exception as e:
+            raise test_orchestrator.InferenceException(str(e)) from e
+
+    orchestrator._run_simulator_inference = run
+    orchestrator._compiled_kernel = None  # read but never set in simulation mode
+
+
+# ---- choosing and recording cases ----------------------------------------------------------------------------------
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    from test.utils.simulation_setup import _LARGE_SHAPE_PATTERNS
+
+    _extend_simulation()
+    names = {i.nodeid for i in items if not i.get_closest_marker("slow_simulation")}
+    names = {n for n in names if not any(p in n.split("::", 1)[1] for p in _LARGE_SHAPE_PATTERNS)}
+    if config.getoption("--list-cases"):
+        Path(config.getoption("--list-cases")).write_text("".join(f"{n}\n" for n in sorted(names)))
+    if config.getoption("--cases"):
+        names &= set(Path(config.getoption("--cases")).read_text().splitlines())
+    config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in names])
+    items[:] = [i for i in items if i.nodeid in names]
+
+
+class Timeout(BaseException):
+    """A case took longer than --case-timeout."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    config = item.config
+    if not config.getoption("--record"):
+        return (yield)
+    item.reports = []
+    seed = zlib.crc32(item.nodeid.encode())  # the suite draws inputs without a seed of its own
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    _write(config, {"case": item.nodeid, "started": True})
+    start = time.monotonic()
+    with _alarm(config.getoption("--case-timeout")):
+        result = yield
+    failed = [r for r in item.reports if r.failed]
+    skipped = [r for r in item.reports if r.skipped]
+    record = {"case": item.nodeid, "outcome": "failed" if failed else "skipped" if skipped else "passed"}
+    if failed:
+        record["cause"] = _cause(str(failed[0].longrepr))
+    elif skipped:
+        record["cause"] = str(skipped[0].longrepr[-1])
+    record["seconds"] = round(time.monotonic() - start, 2)
+    _write(config, record)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if hasattr(item, "reports"):
+        item.reports.append(report)
+    return report
+
+
+def _write(config, record):
+    with open(config.getoption("--record"), "a") as f:
+        f.write(json.dumps(record) + "\n")
+
+
+@contextlib.contextmanager
+def _alarm(seconds):
+    def late(*_):
+        raise Timeout(f"longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _cause(text):
+    """The last errors of a failure: enough to tell causes apart."""
+    lines = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
+    return "\n".join(lines[-12:])[-1500:] or text[-500:]

@@ -1,0 +1,169 @@
+"""Runs the nki-library suite (a checkout of branch 2.29_release) on this package's simulator, resumably.
+
+    python tests/conformance/nki_library/run.py CHECKOUT --target trn2          # every case of the frozen list
+    python tests/conformance/nki_library/run.py CHECKOUT --target trn2 --shard 0/4 --results DIR
+    python tests/conformance/nki_library/run.py CHECKOUT --target trn2 --again failed --only moe
+    python tests/conformance/nki_library/run.py CHECKOUT --report > docs/nki-conformance.md
+
+The frozen list cases-TARGET.txt.gz holds every case that the suite does not skip for its size; --freeze writes it anew.
+Each test file runs in a process of its own with the hash seed fixed. Results are JSON lines in DIR (default
+nki-library-results/), one file per target and shard: a case that has one is not run again. Needed besides the package:
+pandas pytest-html pytest-metadata pytest-xdist allpairspy boto3 fabric2 filelock plotext aws-embedded-metrics.
+"""
+
+import argparse
+import collections
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+TARGETS = ("trn2", "trn3")
+OUTCOMES = ("passed", "skipped", "failed")
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    path = [ROOT, ROOT / "shims", HERE, HERE / "shims", checkout / "src", checkout / "src/nkilib_src", checkout]
+    seeds = {"NEURON_PYTHONHASHSEED": "0", "PYTHONHASHSEED": "0"}
+    return os.environ | seeds | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+
+
+def pytest(checkout: Path, target: str, output: Path, *options: str) -> int:
+    command = [sys.executable, "-m", "pytest", "-p", "plugin", "--test-mode", "simulation", "--platform-target", target]
+    command += ["--force-local-cleanup", "--output-directory", str(output), "-q", "--no-header", "--tb=short", *options]
+    return subprocess.run(command, cwd=checkout, env=environment(checkout), stdout=subprocess.DEVNULL).returncode
+
+
+def frozen(target: str) -> list[str]:
+    """Names of the cases, grouped by file."""
+    return gzip.decompress((HERE / f"cases-{target}.txt.gz").read_bytes()).decode().splitlines()
+
+
+def freeze(checkout: Path, target: str) -> None:
+    names: list[str] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        listed = Path(scratch) / "cases"
+        for file in sorted((checkout / "test/integration").rglob("test_*.py")):
+            listed.unlink(missing_ok=True)
+            pytest(checkout, target, Path(scratch), "--collect-only", "--list-cases", str(listed), str(file))
+            names += listed.read_text().splitlines() if listed.exists() else []
+            print(f"{len(names):6} {file.name}", flush=True)
+    text = "".join(f"{n}\n" for n in names).encode()
+    (HERE / f"cases-{target}.txt.gz").write_bytes(gzip.compress(text, mtime=0))
+
+
+def results(directory: Path, target: str) -> dict[str, dict]:
+    """Each case's last result. A case that began and never ended brought its process down."""
+    found: dict[str, dict] = {}
+    for file in sorted(directory.glob(f"{target}*.jsonl")):
+        for line in file.read_text().splitlines():
+            record = json.loads(line)
+            if record.get("started"):
+                record = {"case": record["case"], "outcome": "failed", "cause": "the process ended", "seconds": 0}
+            found[record["case"]] = record
+    return found
+
+
+def run(args: argparse.Namespace) -> None:
+    shard, shards = map(int, args.shard.split("/"))
+    args.results.mkdir(parents=True, exist_ok=True)
+    record = args.results / (f"{args.target}.jsonl" if shards == 1 else f"{args.target}-{shard}of{shards}.jsonl")
+    done = {c for c, r in results(args.results, args.target).items() if r["outcome"] not in args.again}
+    wanted = [c for c in frozen(args.target) if zlib.crc32(c.encode()) % shards == shard]
+    wanted = [c for c in wanted if c not in done and any(o in c for o in args.only)]
+    files = collections.defaultdict(list)
+    for case in wanted:
+        files[case.split("::")[0]].append(case)
+    order = sorted(files, key=lambda f: min(i for i, o in enumerate(args.only) if o in f or o in files[f][0]))
+    for file in order:
+        cases = files[file]
+        while cases:  # again after a crash, without what has run
+            with tempfile.TemporaryDirectory() as scratch:
+                chosen = Path(scratch) / "cases"
+                chosen.write_text("\n".join(cases))
+                begin = record.stat().st_size if record.exists() else 0
+                options = ["--record", str(record), "--cases", str(chosen), "--case-timeout", str(args.timeout)]
+                code = pytest(args.checkout, args.target, Path(scratch) / "output", *options, f"test/{file}")
+            with record.open() as f:
+                f.seek(begin)
+                ran = {json.loads(line)["case"] for line in f}
+            left = [c for c in cases if c not in ran]
+            if not ran:
+                with record.open("a") as f:
+                    for c in left:
+                        r = {"case": c, "outcome": "failed", "cause": f"not collected (pytest: {code})", "seconds": 0}
+                        f.write(json.dumps(r) + "\n")
+                left = []
+            cases = left
+        counts = collections.Counter(results(args.results, args.target)[c]["outcome"] for c in files[file])
+        print(f"{file}: " + ", ".join(f"{counts[o]} {o}" for o in OUTCOMES if counts[o]), flush=True)
+
+
+def group(case: str) -> str:
+    """Directory of the suite: core/qkv, experimental/loss."""
+    return "/".join(case.split("::")[0].split("/")[2:4])
+
+
+def report(args: argparse.Namespace) -> None:
+    """Markdown: counts by directory, causes of what failed."""
+    print("# nki-library on the software NeuronCore\n")
+    print(
+        "Written by `tests/conformance/nki_library/run.py --report`. The suite is branch 2.29_release of nki-library in its"
+    )
+    print(
+        "simulation mode; cases are those that it does not skip for their size, per-rank cases included. *Skipped*: by the"
+    )
+    print("test itself. *Not run*: no result yet.")
+    for target in TARGETS:
+        if not (HERE / f"cases-{target}.txt.gz").exists():
+            continue
+        cases, found = frozen(target), results(args.results, target)
+        counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+        causes: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+        for case in cases:
+            result = found.get(case, {"outcome": "not run"})
+            for key in (group(case), "all"):
+                counts[key]["cases"] += 1
+                counts[key][result["outcome"]] += 1
+            if result["outcome"] == "failed":
+                causes[group(case), result["cause"].strip().splitlines()[-1][:160]].append(case)
+        print(
+            f"\n## {target}\n\n| directory | cases | passed | skipped | failed | not run |\n|---|---:|---:|---:|---:|---:|"
+        )
+        for name in sorted(counts, key=lambda n: (n == "all", n)):
+            c = counts[name]
+            print(f"| {name} | " + " | ".join(str(c[k]) for k in ("cases", *OUTCOMES, "not run")) + " |")
+        if causes:
+            print("\n| failed | where | last line of the error |\n|---:|---|---|")
+        for (name, cause), failed in sorted(causes.items(), key=lambda x: -len(x[1])):
+            print(f"| {len(failed)} | {name} | `{cause.replace('|', '/').replace('`', '')}` |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=lambda p: Path(p).resolve())
+    parser.add_argument("--target", choices=TARGETS, default="trn2")
+    parser.add_argument("--shard", default="0/1", help="I/N: every N-th case")
+    parser.add_argument("--results", type=lambda p: Path(p).resolve(), default=Path("nki-library-results"))
+    parser.add_argument("--again", nargs="*", default=[], choices=OUTCOMES, help="outcomes that are run again")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of names: only these cases, in this order")
+    parser.add_argument("--timeout", type=int, default=1200, help="seconds per case")
+    parser.add_argument("--freeze", action="store_true", help="write the list of cases anew, run nothing")
+    parser.add_argument("--report", action="store_true", help="print the results as Markdown, run nothing")
+    args = parser.parse_args()
+    if args.freeze:
+        freeze(args.checkout, args.target)
+    elif args.report:
+        report(args)
+    else:
+        run(args)
+
+
+if __name__ == "__main__":
+    main()
