@@ -69,6 +69,7 @@ struct Row {
   bool to_float = false;    // integers meet in the default floating type
   bool to_bool = false;     // the result is boolean
   bool overwrites = false;  // in place: does not read what it writes to
+  bool contiguous = false;  // a new result is contiguous, whatever the inputs' strides
   uint8_t raw = 0;          // tensor arguments that take no part in promotion (bit i: argument i)
   uint8_t promoting = 0;    // numbers that take part in promotion
   bool divides = false;     // integers: only by a number that is not 0, since division by 0 is an error there
