@@ -42,6 +42,16 @@ void map1(void* out, const void* a, const void*, const void*, int vectors, int64
   for (int64_t i = 0; i < n; ++i) o[i] = static_cast<Out>(F{}(x[i]));
 }
 
+template <class F>
+void wide1(void* out, const void* a, const void*, const void*, int vectors, int64_t n, int64_t) {
+  auto* o = static_cast<float*>(out);
+  const auto* x = static_cast<const float*>(a);
+  if (vectors)
+    map_packs(x, o, n, F{});
+  else
+    std::fill(o, o + n, F{}(*x));
+}
+
 template <class In, class Out, class F, bool A, bool B>
 void loop2(Out* o, const void* a, const void* b, int64_t n) {
   const Input<In, A> x(a);
@@ -140,6 +150,13 @@ void map3(void* out, const void* a, const void* b, const void* c, int vectors, i
   struct NAME {                                        \
     auto operator()(IN a, IN b) const { return EXPR; } \
   };
+#define WIDE(NAME, EXPR)                    \
+  struct NAME {                             \
+    template <class N>                      \
+    NEURON_INLINE N operator()(N a) const { \
+      return EXPR;                          \
+    }                                       \
+  };
 using U = uint32_t;
 using I = int32_t;
 
@@ -236,16 +253,16 @@ F1(sign, float, static_cast<float>((a > 0.0f) - (a < 0.0f)))
 F1(sqrt, float, std::sqrt(a))
 F1(rsqrt, float, 1.0f / std::sqrt(a))
 F1(reciprocal, float, 1.0f / a)
-F1(exp, float, math::exp(a))
+WIDE(exp, math::exp(a))
 F1(exp2, float, math::exp2(a))
 F1(expm1, float, math::expm1(a))
-F1(log, float, math::log(a))
+WIDE(log, math::log(a))
 F1(log2, float, math::log2(a))
 F1(log10, float, math::log10(a))
 F1(log1p, float, math::log1p(a))
-F1(tanh, float, math::tanh(a))
-F1(sigmoid, float, math::sigmoid(a))
-F1(erf, float, math::erf(a))
+WIDE(tanh, math::tanh(a))
+WIDE(sigmoid, math::sigmoid(a))
+WIDE(erf, math::erf(a))
 F1(erfc, float, static_cast<float>(std::erfc(static_cast<double>(a))))
 F1(asin, float, std::asin(a))
 F1(acos, float, std::acos(a))
@@ -275,6 +292,7 @@ F1(round_bf16, float, bf16(a))
 F1(round_f16, float, f16(a))
 F1(wrap_i8, I, static_cast<I>(static_cast<int8_t>(a)))
 F1(wrap_u8, I, static_cast<I>(static_cast<uint8_t>(a)))
+#undef WIDE
 #undef F1
 #undef F2
 
@@ -382,14 +400,19 @@ LaneKernels make() {
   OP(copy) OP(add) OP(sub) OP(mul) OP(div) OP(maximum) OP(minimum) OP(fmax) OP(fmin) OP(pow) OP(fmod) OP(remainder)
   OP(floor_div) OP(atan2) OP(copysign) OP(eq) OP(ne) OP(lt) OP(le) OP(gt) OP(ge) OP(iadd) OP(isub) OP(imul) OP(imaximum)
   OP(iminimum) OP(ieq) OP(ine) OP(ilt) OP(ile) OP(igt) OP(ige) OP(iand) OP(ior) OP(ixor) OP(neg) OP(abs) OP(sign)
-  OP(sqrt) OP(rsqrt) OP(reciprocal) OP(exp) OP(exp2) OP(expm1) OP(log) OP(log2) OP(log10) OP(log1p) OP(tanh)
-  OP(sigmoid) OP(erf) OP(erfc) OP(asin) OP(acos) OP(atan) OP(sinh) OP(cosh) OP(floor) OP(ceil) OP(trunc) OP(round)
+  OP(sqrt) OP(rsqrt) OP(reciprocal) OP(exp2) OP(expm1) OP(log2) OP(log10) OP(log1p)
+  OP(erfc) OP(asin) OP(acos) OP(atan) OP(sinh) OP(cosh) OP(floor) OP(ceil) OP(trunc) OP(round)
   OP(mul_add) OP(mul_sub) OP(mul_rsub) OP(mul_mul) OP(add_mul) OP(add_add) OP(sub_mul) OP(sub_add)
   OP(isnan) OP(isinf) OP(ineg) OP(iabs) OP(isign) OP(inot) OP(iszero) OP(iremainder) OP(ifmod) OP(ifloor_div)
   OP(itrunc_div) OP(to_float) OP(to_int) OP(nonzero) OP(inonzero) OP(round_bf16) OP(round_f16) OP(wrap_i8) OP(wrap_u8)
   // clang-format on
 #undef OP
                                   map(LaneOp::select, select);
+  map(LaneOp::exp, wide1<exp>);
+  map(LaneOp::log, wide1<log>);
+  map(LaneOp::tanh, wide1<tanh>);
+  map(LaneOp::sigmoid, wide1<sigmoid>);
+  map(LaneOp::erf, wide1<erf>);
   map(LaneOp::sin, angle<math::sin_any, std::sin>);
   map(LaneOp::cos, angle<math::cos_any, std::cos>);
   map(LaneOp::tan, angle<math::tan_any, std::tan>);
