@@ -354,7 +354,7 @@ class Execution {
       }
       const int64_t out_pitch = step.extent == Extent::full ? pitch[step.out] : 0;
       by_rows |= step.extent == Extent::full && rows > 1 && out_pitch != cols * 4;
-      if (!by_rows) return kernel(out, in[0], in[1], in[2], vectors, n, begin);
+      if (!by_rows) return kernel(out, in[0], in[1], in[2], vectors, {n, begin});
       // The result may lie over a number that all rows need.
       uint32_t ones[3];
       for (int k = 0; k < 3; k++)
@@ -362,9 +362,7 @@ class Execution {
           std::memcpy(&ones[k], in[k], 4);
           in[k] = reinterpret_cast<const char*>(&ones[k]);
         }
-      for (int64_t r = 0; r < rows; r++)
-        kernel(out + r * out_pitch, in[0] + r * per_row[0], in[1] + r * per_row[1], in[2] + r * per_row[2], vectors,
-               cols, begin + r * cols);
+      kernel(out, in[0], in[1], in[2], vectors, {cols, begin, rows, out_pitch, {per_row[0], per_row[1], per_row[2]}});
     }
 
     // The tree of a reduction: pieces of kReduceChunk columns, then the pieces likewise.

@@ -260,7 +260,7 @@ TEST(random_bits_are_philox_and_do_not_depend_on_tiles) {
 static double error(LaneOp op, double (*truth)(double), float low, float high, double floor) {
   auto x = uniform(40000, low, high, 1);
   std::vector<float> y(x.size());
-  lane_kernels().map[static_cast<int>(op)](y.data(), x.data(), nullptr, nullptr, 1, static_cast<int64_t>(x.size()), 0);
+  lane_kernels().map[static_cast<int>(op)](y.data(), x.data(), nullptr, nullptr, 1, {static_cast<int64_t>(x.size())});
   double worst = 0;
   for (size_t i = 0; i < x.size(); i++) {
     const double want = truth(x[i]);
@@ -289,7 +289,7 @@ TEST(pow_has_the_special_values_of_the_c_library) {
   for (float a : special)
     for (float b : special) {
       float out;
-      lane_kernels().map[static_cast<int>(LaneOp::pow)](&out, &a, &b, nullptr, 3, 1, 0);
+      lane_kernels().map[static_cast<int>(LaneOp::pow)](&out, &a, &b, nullptr, 3, {1});
       const float want = std::pow(a, b);
       if (std::isnan(want))
         CHECK(std::isnan(out));
@@ -310,7 +310,7 @@ TEST(special_values_of_functions) {
   for (const Case& c : cases)
     for (float x : special) {
       float y;
-      lane_kernels().map[static_cast<int>(c.op)](&y, &x, nullptr, nullptr, 1, 1, 0);
+      lane_kernels().map[static_cast<int>(c.op)](&y, &x, nullptr, nullptr, 1, {1});
       const auto want = static_cast<float>(c.truth(x));
       if (std::isnan(want) || std::isinf(want) || want == 0) {
         if (std::isnan(want) ? !std::isnan(y) : bits(y) != bits(want))

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "pack.h"
 
@@ -12,7 +13,12 @@ namespace neuron::NEURON_LEVEL::math {
 
 inline float from_bits(uint32_t b) { return std::bit_cast<float>(b); }
 inline uint32_t to_bits(float f) { return std::bit_cast<uint32_t>(f); }
-inline float select(bool c, float a, float b) { return c ? a : b; }
+template <class T>
+  requires std::is_arithmetic_v<T>
+inline T select(bool c, T a, T b) {
+  return c ? a : b;
+}
+inline float root(float a) { return std::sqrt(a); }
 inline uint32_t shift_signed(uint32_t a, int n) { return static_cast<uint32_t>(static_cast<int32_t>(a) >> n); }
 inline float signed_to_float(uint32_t a) { return static_cast<float>(static_cast<int32_t>(a)); }
 
@@ -21,8 +27,16 @@ inline float mad(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double mad(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
 // b if either is NaN.
-inline float least(float a, float b) { return a < b ? a : b; }
-inline float greatest(float a, float b) { return a > b ? a : b; }
+template <class T>
+  requires std::is_arithmetic_v<T>
+inline T least(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+  requires std::is_arithmetic_v<T>
+inline T greatest(T a, T b) {
+  return a > b ? a : b;
+}
 template <class N>
 NEURON_INLINE N magnitude(N x) {
   return from_bits(to_bits(x) & 0x7fffffffu);

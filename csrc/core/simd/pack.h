@@ -40,6 +40,11 @@ struct Pack {
     for (int k = 0; k < K; ++k) p.v[k] = static_cast<const Unaligned*>(from)[k];
     return p;
   }
+  NEURON_INLINE static Pack load(const T* from, int64_t n) {  // n lanes; the others are 0
+    T lanes[kLanes] = {};
+    std::copy(from, from + n, lanes);
+    return load(lanes);
+  }
   NEURON_INLINE void store(void* to) const {
     for (int k = 0; k < K; ++k) static_cast<Unaligned*>(to)[k] = v[k];
   }
@@ -49,7 +54,7 @@ using Floats = Pack<float, K>;
 template <int K>
 using Bits = Pack<uint32_t, K>;
 template <int K>
-using Mask = Pack<int32_t, K>;  // all bits of a lane, or none
+using Mask = Pack<int32_t, K>;  // of comparisons: all bits of a lane, or none
 
 #define NEURON_BINARY(OP)                                                   \
   template <class T, int K>                                                 \
@@ -130,8 +135,8 @@ NEURON_INLINE Floats<K> signed_to_float(const Bits<K>& a) {
     r.v[k] = __builtin_convertvector(reinterpret_cast<typename Mask<K>::Vec>(a.v[k]), typename Floats<K>::Vec);
   return r;
 }
-template <int K>
-NEURON_INLINE Floats<K> select(const Mask<K>& m, Floats<K> a, const Floats<K>& b) {
+template <class T, int K>
+NEURON_INLINE Pack<T, K> select(const Mask<K>& m, Pack<T, K> a, const Pack<T, K>& b) {
   for (int k = 0; k < K; ++k) a.v[k] = m.v[k] ? a.v[k] : b.v[k];
   return a;
 }
@@ -151,6 +156,21 @@ NEURON_INLINE Floats<K> greatest(Floats<K> a, const Floats<K>& b) {
   return a;
 }
 template <int K>
+NEURON_INLINE Mask<K> least(Mask<K> a, const Mask<K>& b) {
+  for (int k = 0; k < K; ++k) a.v[k] = a.v[k] < b.v[k] ? a.v[k] : b.v[k];
+  return a;
+}
+template <int K>
+NEURON_INLINE Mask<K> greatest(Mask<K> a, const Mask<K>& b) {
+  for (int k = 0; k < K; ++k) a.v[k] = a.v[k] > b.v[k] ? a.v[k] : b.v[k];
+  return a;
+}
+template <int K>
+NEURON_INLINE Floats<K> root(Floats<K> a) {
+  for (int k = 0; k < K; ++k) a.v[k] = NEURON_FLOATS(sqrt, a.v[k]);
+  return a;
+}
+template <int K>
 NEURON_INLINE Floats<K> mad(Floats<K> a, const Floats<K>& b, const Floats<K>& c) {
   for (int k = 0; k < K; ++k) a.v[k] = NEURON_FLOATS(fmadd, a.v[k], b.v[k], c.v[k]);
   return a;
@@ -167,9 +187,8 @@ NEURON_INLINE void map_packs(const float* in, float* out, int64_t n, F f) {
   int64_t i = 0;
   for (; i + P::kLanes <= n; i += P::kLanes) f(P::load(in + i)).store(out + i);
   if (i == n) return;
-  float rest[P::kLanes] = {};
-  std::copy(in + i, in + n, rest);
-  f(P::load(rest)).store(rest);
+  float rest[P::kLanes];
+  f(P::load(in + i, n - i)).store(rest);
   std::copy(rest, rest + (n - i), out + i);
 #else
   for (int64_t i = 0; i < n; ++i) out[i] = f(in[i]);
