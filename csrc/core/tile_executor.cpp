@@ -387,17 +387,18 @@ class Execution {
         in = reinterpret_cast<const char*>(spread.get());
       }
       const int64_t from_row = spread ? cols * 4 : pitch[v];
-      if (part == Part::full) return kernel(partial + unit, in, n);
+      if (part == Part::full) return kernel(partial + unit, in, n, 1, 0);
+      if (cols <= kReduceChunk) return kernel(out, in, cols, rows, from_row);
       for (int64_t r = 0; r < rows; r++) tree(kernel, out + r * 4, in + r * from_row, cols);
     }
 
     static void tree(LaneKernels::Reduce kernel, void* out, const void* in, int64_t n) {
-      if (n <= kReduceChunk) return kernel(out, in, n);
+      if (n <= kReduceChunk) return kernel(out, in, n, 1, 0);
       const int64_t pieces = (n + kReduceChunk - 1) / kReduceChunk;
       std::unique_ptr<uint32_t[]> partial(new uint32_t[static_cast<size_t>(pieces)]);
       for (int64_t i = 0; i < pieces; i++)
         kernel(&partial[static_cast<size_t>(i)], static_cast<const char*>(in) + i * kReduceChunk * 4,
-               std::min(kReduceChunk, n - i * kReduceChunk));
+               std::min(kReduceChunk, n - i * kReduceChunk), 1, 0);
       tree(kernel, out, partial.get(), pieces);
     }
 

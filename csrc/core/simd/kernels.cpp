@@ -215,6 +215,11 @@ void store(const float* __restrict from, int64_t n, char* to, int64_t stride) {
 
 template <class T>
 void load_int(const char* from, int64_t stride, int64_t n, int32_t* __restrict to) {
+  if (stride == sizeof(T)) {
+    const T* p = reinterpret_cast<const T*>(from);
+    for (int64_t i = 0; i < n; ++i) to[i] = static_cast<int32_t>(p[i]);
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) {
     T v;
     std::memcpy(&v, from + i * stride, sizeof v);
@@ -223,6 +228,11 @@ void load_int(const char* from, int64_t stride, int64_t n, int32_t* __restrict t
 }
 template <class T>
 void store_int(const int32_t* __restrict from, int64_t n, char* to, int64_t stride) {
+  if (stride == sizeof(T)) {
+    T* p = reinterpret_cast<T*>(to);
+    for (int64_t i = 0; i < n; ++i) p[i] = static_cast<T>(from[i]);
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) {
     const T v = static_cast<T>(from[i]);
     std::memcpy(to + i * stride, &v, sizeof v);

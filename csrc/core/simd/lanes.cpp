@@ -406,16 +406,14 @@ NEURON_INLINE T halves(const Pack<T, K>& p) {
 #endif
 // 32 running lanes, folded in halves: one tree for every width of the machine's vectors.
 template <class T, class F>
-void fold(void* out, const void* a, int64_t n, T identity) {
-  const auto* x = static_cast<const T*>(a);
+NEURON_INLINE T fold_row(const T* x, int64_t n, T identity) {
   int64_t i = 0;
 #ifdef __FMA__
-  constexpr int K = 32 / kVectorLanes;
-  using P = Pack<T, K>;
+  using P = Pack<T, 32 / kVectorLanes>;
   P total = identity;
   for (; i + 32 <= n; i += 32) total = F{}(total, P::load(x + i));
-  if (i < n) {  // what is missing is the identity: x + 0 would make 0 of -0, but the lanes began with 0
-    alignas(kVectorBytes) T rest[32];
+  if (i < n) {
+    T rest[32];
     std::fill(std::copy(x + i, x + n, rest), rest + 32, identity);
     total = F{}(total, P::load(rest));
   }
@@ -431,7 +429,13 @@ void fold(void* out, const void* a, int64_t n, T identity) {
   T result = lane[0];
 #endif
   if constexpr (std::is_same_v<T, float>) result = one_nan(result);
-  *static_cast<T*>(out) = result;
+  return result;
+}
+template <class T, class F>
+void fold(void* out, const void* a, int64_t n, int64_t rows, int64_t pitch, T identity) {
+  for (int64_t r = 0; r < rows; ++r)
+    static_cast<T*>(out)[r] =
+        fold_row<T, F>(reinterpret_cast<const T*>(static_cast<const char*>(a) + r * pitch), n, identity);
 }
 
 // ---- tables --------------------------------------------------------------------------------------------------------
@@ -459,11 +463,21 @@ LaneKernels make() {
   set(LaneOp::cos, angle<math::cos_any, std::cos>);
   set(LaneOp::tan, angle<math::tan_any, std::tan>);
   set(LaneOp::uniform_bits, uniform_bits);
-  reduce(LaneOp::sum, [](void* o, const void* a, int64_t n) { fold<float, plus>(o, a, n, 0.0f); });
-  reduce(LaneOp::amax, [](void* o, const void* a, int64_t n) { fold<float, maximum>(o, a, n, -INFINITY); });
-  reduce(LaneOp::amin, [](void* o, const void* a, int64_t n) { fold<float, minimum>(o, a, n, INFINITY); });
-  reduce(LaneOp::iamax, [](void* o, const void* a, int64_t n) { fold<int32_t, imaximum>(o, a, n, INT32_MIN); });
-  reduce(LaneOp::iamin, [](void* o, const void* a, int64_t n) { fold<int32_t, iminimum>(o, a, n, INT32_MAX); });
+  reduce(LaneOp::sum, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<float, plus>(o, a, n, rows, pitch, 0.0f);
+  });
+  reduce(LaneOp::amax, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<float, maximum>(o, a, n, rows, pitch, -INFINITY);
+  });
+  reduce(LaneOp::amin, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<float, minimum>(o, a, n, rows, pitch, INFINITY);
+  });
+  reduce(LaneOp::iamax, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<int32_t, imaximum>(o, a, n, rows, pitch, INT32_MIN);
+  });
+  reduce(LaneOp::iamin, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<int32_t, iminimum>(o, a, n, rows, pitch, INT32_MAX);
+  });
   return k;
 }
 

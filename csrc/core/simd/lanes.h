@@ -19,8 +19,8 @@ struct LaneKernels {
   // out[i] = op(a[i], b[i], c[i]) in each row. Bit k of `vectors` says that input k has n lanes in a row, else it has
   // one for all. `out` may be one of the inputs.
   using Map = void (*)(void* out, const void* a, const void* b, const void* c, int vectors, const LaneRows& rows);
-  // One lane from n. The tree depends on n alone.
-  using Reduce = void (*)(void* out, const void* a, int64_t n);
+  // One lane from the n of each row, rows `pitch` bytes apart. The tree depends on n alone.
+  using Reduce = void (*)(void* out, const void* a, int64_t n, int64_t rows, int64_t pitch);
   std::array<Map, kLaneOps> map;
   std::array<Reduce, kLaneOps> reduce;
 };
