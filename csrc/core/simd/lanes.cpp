@@ -175,6 +175,11 @@ inline int32_t rest(int32_t a, int32_t b) { return b == -1 ? 0 : a % b; }
 // and so on the form of the loop.
 template <class N>
 NEURON_INLINE N one_nan(N r) {
+#ifdef __FMA__
+  if constexpr (!std::is_same_v<N, float>)
+    if (!any_nan(r)) [[likely]]
+      return r;
+#endif
   return math::select(r == r, r, N(from_bits(0x7fc00000u)));
 }
 
@@ -222,6 +227,9 @@ WIDE3(add_mul, one_nan((a + b) * c))
 WIDE3(add_add, one_nan((a + b) + c))
 WIDE3(sub_mul, one_nan((a - b) * c))
 WIDE3(sub_add, one_nan((a - b) + c))
+WIDE3(div_add, one_nan(c / (a + b)))
+WIDE1(exp_neg, math::exp(-a))
+WIDE3(logistic, one_nan(c / (b + math::exp(-a))))
 WIDE1(neg, -a)
 WIDE1(abs, math::magnitude(a))
 F1(sign, float, static_cast<float>((a > 0.0f) - (a < 0.0f)))
@@ -454,12 +462,12 @@ LaneKernels make() {
   OP(iminimum) OP(ieq) OP(ine) OP(ilt) OP(ile) OP(igt) OP(ige) OP(iand) OP(ior) OP(ixor) OP(neg) OP(abs) OP(sign)
   OP(sqrt) OP(rsqrt) OP(reciprocal) OP(exp2) OP(expm1) OP(log2) OP(log10) OP(log1p)
   OP(erfc) OP(asin) OP(acos) OP(atan) OP(sinh) OP(cosh) OP(floor) OP(ceil) OP(trunc) OP(round)
-  OP(mul_add) OP(mul_sub) OP(mul_rsub) OP(mul_mul) OP(add_mul) OP(add_add) OP(sub_mul) OP(sub_add)
+  OP(mul_add) OP(mul_sub) OP(mul_rsub) OP(mul_mul) OP(add_mul) OP(add_add) OP(sub_mul) OP(sub_add) OP(div_add) OP(exp_neg) OP(logistic)
   OP(isnan) OP(isinf) OP(ineg) OP(iabs) OP(isign) OP(inot) OP(iszero) OP(iremainder) OP(ifmod) OP(ifloor_div)
   OP(itrunc_div) OP(to_float) OP(to_int) OP(nonzero) OP(inonzero) OP(round_bf16) OP(round_f16) OP(wrap_i8) OP(wrap_u8)
   // clang-format on
 #undef OP
-                                  set(LaneOp::sin, angle<math::sin_any, std::sin>);
+                                      set(LaneOp::sin, angle<math::sin_any, std::sin>);
   set(LaneOp::cos, angle<math::cos_any, std::cos>);
   set(LaneOp::tan, angle<math::tan_any, std::tan>);
   set(LaneOp::uniform_bits, uniform_bits);

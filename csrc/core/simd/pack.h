@@ -177,6 +177,19 @@ NEURON_INLINE Floats<K> mad(Floats<K> a, const Floats<K>& b, const Floats<K>& c)
 }
 #undef NEURON_FLOATS
 }  // namespace math
+
+template <int K>
+NEURON_INLINE bool any_nan(const Floats<K>& a) {
+#ifdef __AVX512F__
+  __mmask16 m = 0;
+  for (int k = 0; k < K; k += 2) m |= _mm512_cmp_ps_mask(a.v[k], a.v[k + 1 < K ? k + 1 : k], _CMP_UNORD_Q);
+  return m;
+#else
+  __m256 m = _mm256_setzero_ps();
+  for (int k = 0; k < K; k += 2) m = _mm256_or_ps(m, _mm256_cmp_ps(a.v[k], a.v[k + 1 < K ? k + 1 : k], _CMP_UNORD_Q));
+  return _mm256_movemask_ps(m);
+#endif
+}
 #endif  // __FMA__
 
 // out[i] = f(in[i]) by packs, the last of which may be partly filled. `out` may be `in`.
