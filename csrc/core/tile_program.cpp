@@ -104,15 +104,15 @@ void TileProgram::merge_pairs() {
   struct Pair {
     LaneOp first, second;
     int position;   // of the first one's result among the second one's inputs
-    LaneOp merged;  // its inputs: the first one's, then the second one's others
+    LaneOp merged;  // its inputs: the first one's, then the second one's others; what is one too many repeats the first
   };
   using enum LaneOp;
   static constexpr Pair kPairs[] = {
-      {mul, add, 0, mul_add},         {mul, add, 1, mul_add}, {mul, sub, 0, mul_sub}, {mul, sub, 1, mul_rsub},
-      {mul, mul, 0, mul_mul},         {add, mul, 0, add_mul}, {add, mul, 1, add_mul}, {add, add, 0, add_add},
-      {add, add, 1, add_add},         {sub, mul, 0, sub_mul}, {sub, mul, 1, sub_mul}, {sub, add, 0, sub_add},
-      {sub, add, 1, sub_add},         {add, div, 1, div_add}, {neg, exp, 0, exp_neg}, {exp_neg, div_add, 0, logistic},
-      {exp_neg, div_add, 1, logistic}};
+      {mul, add, 0, mul_add},       {mul, add, 1, mul_add},     {mul, sub, 0, mul_sub},    {mul, sub, 1, mul_rsub},
+      {mul, mul, 0, mul_mul},       {add, mul, 0, add_mul},     {add, mul, 1, add_mul},    {add, add, 0, add_add},
+      {add, add, 1, add_add},       {sub, mul, 0, sub_mul},     {sub, mul, 1, sub_mul},    {sub, add, 0, sub_add},
+      {sub, add, 1, sub_add},       {add, div, 1, div_add},     {neg, exp, 0, exp_neg},    {exp_neg, div_add, 0, swish},
+      {exp_neg, div_add, 1, swish}, {swish, mul, 0, swish_mul}, {swish, mul, 1, swish_mul}};
   std::vector<uint16_t> uses(values_.size());
   for (const Step& step : steps_)
     for (ValueId v : step.in)
@@ -130,6 +130,10 @@ void TileProgram::merge_pairs() {
         if (i != kNone) in[n++] = i;
       for (int k = 0; k < 3; k++)
         if (k != pair.position && second.in[k] != kNone) in[n++] = second.in[k];
+      if (n > info(pair.merged).inputs) {
+        if (in[n - 1] != in[0]) continue;
+        in[n - 1] = kNone;
+      }
       second.op = pair.merged;
       std::copy(in, in + 3, second.in);
       first->kind = Step::Kind::gone;

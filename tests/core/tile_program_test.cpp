@@ -364,5 +364,6 @@ TEST(merged_operations_have_the_bits_of_their_steps) {
         CHECK_EQ(bits(got[i]), bits(want[i]));
   };
   same(exp_neg, run(exp, run(neg, a, b, c), b, c));
-  same(logistic, run(LaneOp::div, c, run(add, b, run(exp_neg, a, b, c), c), c));
+  same(swish, run(LaneOp::div, a, run(add, b, run(exp_neg, a, b, c), c), c));
+  same(swish_mul, run(mul, run(swish, a, b, c), c, c));
 }
