@@ -313,21 +313,31 @@ void angle(void* out, const void* a, const void*, const void*, int vectors, cons
 // ---- random bits ---------------------------------------------------------------------------------------------------
 // Philox 4x32-10 (Salmon et al., SC11). Counter: offset + i / 4; word i % 4 of its result.
 constexpr uint64_t kPhiloxFactors[2] = {0xD2511F53u, 0xCD9E8D57u}, kPhiloxKeys[2] = {0x9E3779B9u, 0xBB67AE85u};
-constexpr int kPhiloxCounters = 16;
+constexpr int kPhiloxCounters = 8;
+constexpr int kPhiloxRounds = 10;
+struct PhiloxKeys {
+  uint64_t k[kPhiloxRounds][2][4];  // of each round, repeated in the lanes of a vector
+  explicit PhiloxKeys(const uint32_t* seed) {
+    for (uint64_t r = 0; r < kPhiloxRounds; ++r)
+      for (int i = 0; i < 2; ++i) std::fill_n(k[r][i], 4, (seed[i] + r * kPhiloxKeys[i]) & 0xffffffffu);
+  }
+};
 // The words of kPhiloxCounters counters, the first of which is `counter`.
-void philox(const uint32_t* seed, uint64_t counter, uint32_t* words) {
+void philox(const PhiloxKeys& keys, uint64_t counter, uint32_t* words) {
 #ifdef __AVX2__
   // 32-bit numbers in 64-bit lanes, whose upper halves do not matter: products are of lower halves.
   constexpr int kGroups = kPhiloxCounters / 4;
   auto all = [](uint64_t x) { return _mm256_set1_epi64x(static_cast<int64_t>(x)); };
   const __m256i factor[2] = {all(kPhiloxFactors[0]), all(kPhiloxFactors[1])};
-  __m256i w[4][kGroups], key[2] = {all(seed[0]), all(seed[1])};
+  __m256i w[4][kGroups];
   for (int g = 0; g < kGroups; ++g) {
     w[0][g] = _mm256_add_epi64(all(counter), _mm256_setr_epi64x(4 * g, 4 * g + 1, 4 * g + 2, 4 * g + 3));
     w[1][g] = _mm256_srli_epi64(w[0][g], 32);
     w[2][g] = w[3][g] = _mm256_setzero_si256();
   }
-  for (int round = 0; round < 10; ++round) {
+  for (const auto& k : keys.k) {
+    const __m256i key[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(k[0])),
+                            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k[1]))};
     for (int g = 0; g < kGroups; ++g) {
       const __m256i p0 = _mm256_mul_epu32(w[0][g], factor[0]), p1 = _mm256_mul_epu32(w[2][g], factor[1]);
       w[0][g] = _mm256_srli_epi64(p1, 32) ^ w[1][g] ^ key[0];
@@ -335,7 +345,6 @@ void philox(const uint32_t* seed, uint64_t counter, uint32_t* words) {
       w[2][g] = _mm256_srli_epi64(p0, 32) ^ w[3][g] ^ key[1];
       w[3][g] = p0;
     }
-    for (int k = 0; k < 2; ++k) key[k] = _mm256_add_epi64(key[k], all(kPhiloxKeys[k]));
   }
   for (int g = 0; g < kGroups; ++g) {
     const __m256i a = _mm256_blend_epi32(w[0][g], _mm256_slli_epi64(w[1][g], 32), 0xaa),
@@ -348,14 +357,13 @@ void philox(const uint32_t* seed, uint64_t counter, uint32_t* words) {
 #else
   for (int l = 0; l < kPhiloxCounters; ++l) {
     const uint64_t at = counter + static_cast<uint64_t>(l);
-    uint32_t c[4] = {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0, 0}, key[2] = {seed[0], seed[1]};
-    for (int round = 0; round < 10; ++round) {
+    uint32_t c[4] = {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0, 0};
+    for (const auto& k : keys.k) {
       const uint64_t p0 = c[0] * kPhiloxFactors[0], p1 = c[2] * kPhiloxFactors[1];
-      c[0] = static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ key[0];
+      c[0] = static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ static_cast<uint32_t>(k[0][0]);
       c[1] = static_cast<uint32_t>(p1);
-      c[2] = static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ key[1];
+      c[2] = static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ static_cast<uint32_t>(k[1][0]);
       c[3] = static_cast<uint32_t>(p0);
-      for (int k = 0; k < 2; ++k) key[k] += static_cast<uint32_t>(kPhiloxKeys[k]);
     }
     std::copy(c, c + 4, words + 4 * l);
   }
@@ -363,15 +371,16 @@ void philox(const uint32_t* seed, uint64_t counter, uint32_t* words) {
 }
 void uniform_row(uint32_t* out, const uint32_t* seed, int64_t n, int64_t index) {
   const uint64_t offset = seed[2] | static_cast<uint64_t>(seed[3]) << 32;
+  const PhiloxKeys keys(seed);
   constexpr int64_t kWords = 4 * kPhiloxCounters;
   const int64_t last = index + n;
   for (int64_t first = index / 4 * 4; first < last; first += kWords) {
     const uint64_t counter = offset + static_cast<uint64_t>(first / 4);
     if (first >= index && first + kWords <= last) {
-      philox(seed, counter, out + (first - index));
+      philox(keys, counter, out + (first - index));
     } else {
       uint32_t words[kWords];
-      philox(seed, counter, words);
+      philox(keys, counter, words);
       const int64_t from = std::max(index, first), to = std::min(last, first + kWords);
       std::copy(words + (from - first), words + (to - first), out + (from - index));
     }
