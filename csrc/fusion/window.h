@@ -58,6 +58,8 @@ class Window final : public Deferred {
   };
 
   void flush() override;
+  // Afterwards the host may read this storage: waits for the stream, and runs what is pending if it writes there.
+  void settle(const c10::StorageImpl& storage);
 
  private:
   struct Batch {
