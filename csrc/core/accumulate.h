@@ -22,17 +22,19 @@ class Accumulation {
   // `op`: sum, amax or amin.
   Accumulation(LaneOp op, int64_t rows, int64_t cols);
 
-  // Takes lanes [column, column + n) of a row; one lane for all if not `vector`. Rows of a chunk come in order.
-  void add(int64_t row, int64_t column, const char* lanes, bool vector, int64_t n);
+  // Takes lanes [column, column + n) of rows [row, row + rows), which lie `pitch` bytes apart; of each one lane for all
+  // if not `vector`. Rows of a chunk come in order.
+  void add(int64_t row, int64_t rows, int64_t column, const char* lanes, int64_t pitch, bool vector, int64_t n);
   // After the last row.
   void finish();
   // Lanes of the result, one for each column.
   const char* result() const { return reinterpret_cast<const char*>(chunks_.get()); }
 
  private:
-  void combine(uint32_t* into, const char* lanes, bool vector, int64_t n) const;
+  // Rows of one chunk.
+  void combine(uint32_t* into, int64_t rows, const char* lanes, int64_t pitch, bool vector, int64_t n) const;
 
-  LaneKernels::Map combine_;
+  LaneKernels::Map combine_, combine_two_;  // with one row, and with two in order; the latter may be null
   uint32_t identity_;
   int64_t rows_, cols_;
   std::unique_ptr<uint32_t[]> chunks_;  // a row of lanes for each chunk

@@ -396,6 +396,12 @@ class Execution {
       }
       const int64_t out_pitch = step.extent == Extent::full ? pitch[step.out] : 0;
       by_rows |= step.extent == Extent::full && rows > 1 && out_pitch != cols * 4;
+      // One number for all: the same operation on numbers is done once.
+      const bool number = step.extent == Extent::full && !vectors && !per_row[0] && !per_row[1] && !per_row[2] &&
+                          out == buffer(values[step.out]) && step.op != LaneOp::copy && step.op != LaneOp::uniform_bits;
+      vector[step.out] = !number;
+      if (number) pitch[step.out] = 0;
+      if (number) return kernel(out, in[0], in[1], in[2], vectors, 1, begin);
       if (!by_rows) return kernel(out, in[0], in[1], in[2], vectors, n, begin);
       // The result may lie over a number that all rows need.
       uint32_t ones[3];
@@ -448,11 +454,9 @@ class Execution {
         std::memcpy(const_cast<char*>(place[step.out]), sums.result() + first * 4, static_cast<size_t>(n) * 4);
         return;
       }
-      for (int64_t r = 0; r < rows; r++) {
-        bool all;
-        const char* lanes = lanes_of(step.in[0], r, all);
-        sums.add(row + r, first % x.cols_, lanes, all, cols);
-      }
+      bool all;
+      const char* lanes = lanes_of(step.in[0], 0, all);
+      sums.add(row, rows, first % x.cols_, lanes, lanes_of(step.in[0], 1, all) - lanes, all, cols);
     }
 
     int64_t column_of(ValueId index, int64_t r) const {

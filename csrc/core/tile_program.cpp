@@ -241,8 +241,16 @@ void TileProgram::seal() {
       for (ValueId v : step.in)
         if (v != kNone && values_[v].from != Value::From::scalar && values_[v].last == i && i + 1 < steps_.size())
           ends[i + 1].push_back(v);
-    // Weights from the kernels' measured times: a transcendental function costs about ten additions.
-    if (step.kind == Step::Kind::map)
+    // Weights from the kernels' measured times: a transcendental function costs about ten additions. What is done once
+    // a row or column costs nothing, nor does a row of plain memory of which one element is looked up.
+    const bool looked_up = step.kind == Step::Kind::load && accesses_[step.access].dtype == Dtype::float32 &&
+                           std::all_of(steps_.begin(), steps_.end(), [&](const Step& s) {
+                             return s.kind == Step::Kind::gather || std::find(s.in, s.in + 3, step.out) == s.in + 3;
+                           });
+    const bool sums = step.kind == Step::Kind::reduce || step.kind == Step::Kind::accumulate;
+    if (looked_up || (step.extent != Extent::full && !sums))
+      continue;
+    else if (step.kind == Step::Kind::map)
       cost_ += step.op >= LaneOp::exp && step.op <= LaneOp::cosh           ? 1.5
                : step.op == LaneOp::uniform_bits || step.op == LaneOp::pow ? 5
                                                                            : 0.15;

@@ -1,8 +1,9 @@
-// Rule: rows. What is reduced are the elements of a row where they lie next to each other in memory, else the rows of
-// a program whose columns stay, if these lie next to each other; other reductions are library operators.
+// Rule: rows. What is reduced are the elements of a row if they lie fast in memory, else the rows of a program whose
+// columns stay, if a row is one run in memory; other reductions are library operators.
 //
 // Reason: a row is reduced in one tree that depends on its length alone, and so is a column. Rows whose elements lie
-// far apart would be gathered element by element, at a multiple of the cost of PyTorch's kernel.
+// far apart would be gathered element by element, at a multiple of the cost of PyTorch's kernel, and share no program
+// with operators that walk through memory.
 #include "record_rows.h"
 
 #include "aten/factories.h"
@@ -45,11 +46,8 @@ bool RowsCall::columns_are_fast(const Tensor& t) const {
 }
 
 bool RowsCall::rows_are_runs(const Tensor& t) const {
-  constexpr int64_t kLeastRun = 16;
   Place p;
-  if (!place_of(t, layout_, p)) return false;
-  const int64_t run = p.ndim && p.stride[p.ndim - 1] == 1 ? p.size[p.ndim - 1] : 1;
-  return run >= std::min(columns_, kLeastRun);
+  return place_of(t, layout_, p) && p.ndim && p.stride[p.ndim - 1] == 1 && p.size[p.ndim - 1] >= columns_;
 }
 
 bool RowsCall::input(const Tensor& t, const Place& place, bool integer) {

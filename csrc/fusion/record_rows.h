@@ -29,7 +29,7 @@ class RowsCall {
   int64_t columns() const { return columns_; }
   // Whether the columns are what a walk through `t` meets first: else its rows would be gathered from far apart.
   bool columns_are_fast(const Tensor& t) const;
-  // Whether rows are made of runs in memory that are worth a step: of kLeastRun elements, or all columns.
+  // Whether each row of `t` is one run in memory.
   bool rows_are_runs(const Tensor& t) const;
   // `counted`: the node is the first of its call.
   void record(bool counted = true);
