@@ -161,7 +161,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
     beside.dtype = *dtype_of(call.second_type);
   }
   DtypeUse use;
-  account(call.counter, use);
+  if (call.counted) account(call.counter, use);
 
   Node node{};
   node.row = &call.row;

@@ -69,12 +69,35 @@ bool RowsCall::full(const Tensor& t) {
   return input(t, p);
 }
 
+bool RowsCall::full_flat(const Tensor& t) {
+  Place p;
+  flat(p, layout_.elements);
+  return t.numel() == layout_.elements && t.is_contiguous() && input(t, p);
+}
+
 bool RowsCall::per_row(const Tensor& t) {
   Place p;
   flat(p, rows_);
   if (t.numel() != rows_ || (!t.is_contiguous() && t.dim() != 1)) return false;
   if (!t.is_contiguous()) p.stride[0] = t.stride(0);
   return input(t, p);
+}
+
+bool RowsCall::per_channel(const Tensor& t, int64_t inner) {
+  Place p;
+  p.ndim = 0;
+  const int64_t channels = t.numel(), outer = layout_.elements / (channels * inner);
+  for (auto [size, stride] : {std::pair<int64_t, int64_t>{outer, 0}, {channels, 1}, {inner, 0}})
+    if (size > 1) p.size[p.ndim] = size, p.stride[p.ndim++] = stride;
+  return t.is_contiguous() && outer * channels * inner == layout_.elements && input(t, p);
+}
+
+bool RowsCall::per_rows(const Tensor& t, int64_t repeats) {
+  Place p;
+  p.ndim = 0;
+  for (auto [size, stride] : {std::pair<int64_t, int64_t>{t.numel(), 1}, {repeats, 0}})
+    if (size > 1) p.size[p.ndim] = size, p.stride[p.ndim++] = stride;
+  return t.is_contiguous() && t.numel() * repeats == rows_ && input(t, p);
 }
 
 bool RowsCall::labels(const Tensor& t) {

@@ -14,10 +14,15 @@ class RowsCall {
 
   // Inputs, in order. False if the call cannot be recorded.
   bool full(const Tensor& t);        // of the whole shape
+  bool full_flat(const Tensor& t);   // contiguous, of as many elements
   bool per_row(const Tensor& t);     // contiguous or of one dim, one element a row
   bool per_column(const Tensor& t);  // contiguous, one element a column
-  bool labels(const Tensor& t);      // int32, otherwise as per_row
-  bool single(const Tensor& t);      // one element for all
+  // Contiguous, one element for each of some channels: `inner` elements follow each other in one, then the next comes.
+  bool per_channel(const Tensor& t, int64_t inner);
+  // Contiguous, one element for each `repeats` rows.
+  bool per_rows(const Tensor& t, int64_t repeats);
+  bool labels(const Tensor& t);  // int32, otherwise as per_row
+  bool single(const Tensor& t);  // one element for all
   void number(float value) { scalars_.push_back(lane(value)); }
 
   // New results, in order.

@@ -60,6 +60,14 @@ V mean(const Formula& k, V x) { return k.reduce(L::sum, x) / k.number(0); }
 // clang-format off
 ROW(r_mse_sum, "mse_loss(sum)", 0, 1, { V d = k.in(0) - k.in(1); k.out(0, k.reduce(L::sum, d * d)); });
 ROW(r_mse_mean, "mse_loss", 0, 1, { V d = k.in(0) - k.in(1); k.out(0, mean(k, d * d)); });
+// Binary cross entropy of logits: (1 - target) * x - log(sigmoid(x)).
+V bce(const Formula& k) {
+  V x = k.in(0), one = k.c(1);
+  V log_sigmoid = f(L::minimum, x, k.c(0)) - f(L::log1p, f(L::exp, f(L::neg, f(L::abs, x))));
+  return (one - k.in(1)) * x - log_sigmoid;
+}
+ROW(r_bce_sum, "binary_cross_entropy_with_logits(sum)", 0, 1, { k.out(0, k.reduce(L::sum, bce(k))); });
+ROW(r_bce_mean, "binary_cross_entropy_with_logits", 0, 1, { k.out(0, mean(k, bce(k))); });
 // Number 1: columns less the correction, at least 0.
 ROW(r_var, "var", 0, 1, {
   V x = k.in(0);
@@ -209,22 +217,36 @@ Tensor vector_norm(const Tensor& self, const at::Scalar& order, at::OptionalIntA
   return library<Op>(self, order, dim, keepdim, dtype);
 }
 
+// A loss of two contiguous tensors, summed or averaged.
+bool reduced_loss(const Row& by_sum, const Row& by_mean, OpCounter& count, const Tensor& self, const Tensor& target,
+                  int64_t reduction, Tensor& out) {
+  const Reduced r = reduced(self, {}, false);
+  if (!r.good || (reduction != at::Reduction::Mean && reduction != at::Reduction::Sum) ||
+      self.dtype() != target.dtype() || !c10::isFloatingType(self.scalar_type()) || !dtype_of(self.scalar_type()) ||
+      !self.is_contiguous() || !target.is_contiguous())
+    return false;
+  const bool averaged = reduction == at::Reduction::Mean;
+  RowsCall call(averaged ? by_mean : by_sum, count, self.sizes(), r.dims);
+  if (!call.full(self) || !call.full(target)) return false;
+  if (averaged) call.number(static_cast<float>(call.columns()));
+  out = call.row_result(self.scalar_type(), {});
+  call.record();
+  return true;
+}
 Tensor mse_loss(const Tensor& self, const Tensor& target, int64_t reduction) {
   using Op = at::_ops::mse_loss;
-  const Reduced r = reduced(self, {}, false);
-  if (r.good && reduction != at::Reduction::None && self.dtype() == target.dtype() &&
-      c10::isFloatingType(self.scalar_type()) && dtype_of(self.scalar_type()) && self.is_contiguous() &&
-      target.is_contiguous()) {
-    const bool by_mean = reduction == at::Reduction::Mean;
-    RowsCall call(by_mean ? r_mse_mean : r_mse_sum, counter_of<Op>(), self.sizes(), r.dims);
-    if (call.full(self) && call.full(target)) {
-      if (by_mean) call.number(static_cast<float>(call.columns()));
-      Tensor out = call.row_result(self.scalar_type(), {});
-      call.record();
-      return out;
-    }
-  }
+  Tensor out;
+  if (reduced_loss(r_mse_sum, r_mse_mean, counter_of<Op>(), self, target, reduction, out)) return out;
   return library<Op>(self, target, reduction);
+}
+Tensor bce_with_logits(const Tensor& self, const Tensor& target, const std::optional<Tensor>& weight,
+                       const std::optional<Tensor>& pos_weight, int64_t reduction) {
+  using Op = at::_ops::binary_cross_entropy_with_logits;
+  Tensor out;
+  if (!(weight && weight->defined()) && !(pos_weight && pos_weight->defined()) &&
+      reduced_loss(r_bce_sum, r_bce_mean, counter_of<Op>(), self, target, reduction, out))
+    return out;
+  return library<Op>(self, target, weight, pos_weight, reduction);
 }
 
 // A result of the input's shape, over the last dim.
@@ -273,6 +295,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("std.correction", TORCH_FN((variance<at::_ops::std_correction, r_std>)));
   m.impl("linalg_vector_norm", TORCH_FN(vector_norm));
   m.impl("mse_loss", TORCH_FN(mse_loss));
+  m.impl("binary_cross_entropy_with_logits", TORCH_FN(bce_with_logits));
   m.impl("_softmax", TORCH_FN((softmax<at::_ops::_softmax, r_softmax>)));
   m.impl("_log_softmax", TORCH_FN((softmax<at::_ops::_log_softmax, r_log_softmax>)));
   m.impl("_softmax_backward_data", TORCH_FN((softmax_backward<at::_ops::_softmax_backward_data, r_softmax_backward>)));

@@ -49,7 +49,7 @@ IN_PLACE_FLOAT = """add_ sub_ mul_ div_ copy_ fill_ zero_ clamp_ relu_ sigmoid_ 
 addcdiv_ lerp_ masked_fill_""".split()
 IN_PLACE_INTEGER = "add_ sub_ mul_ copy_ fill_ zero_ clamp_ neg_ abs_ masked_fill_".split()
 REDUCTIONS = "sum mean amax amin prod var std norm any all argmax logsumexp".split()
-ROWS = "softmax log_softmax layer_norm rms_norm".split()
+ROWS = "softmax log_softmax layer_norm rms_norm group_norm batch_norm".split()
 LIBRARY = "matmul cumsum sort flip roll gather".split()
 FOREACH = "add mul div sqrt neg lerp addcmul addcdiv".split()
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"]
@@ -326,6 +326,14 @@ class Program:
             d = -1 if self.random.random() < 0.8 else 0
             return self.keep(getattr(torch, name)(t, d))
         weight = self.tensor((n,), t.dtype)
+        if name in ("group_norm", "batch_norm"):
+            x = self.tensor((2, 4, n), t.dtype)
+            w, b = (self.tensor((4,), t.dtype) for _ in range(2))
+            if name == "batch_norm":
+                return self.keep(F.batch_norm(x, b, w.abs() + 0.1, w, b).relu())
+            leaves = [p.requires_grad_() for p in (x, w, b)]
+            result = F.group_norm(x, 2, w, b)
+            return self.keep([result.detach(), *torch.autograd.grad(result.sum(), leaves)])
         if name == "rms_norm":
             return self.keep(F.rms_norm(t, (n,), weight))
         self.keep(F.layer_norm(t, (n,), weight, self.tensor((n,), t.dtype)))
@@ -342,7 +350,11 @@ class Program:
         name = self.random.choice(["cross_entropy", "nll_loss"])
         self.note(f"{name}_{reduction}", t)
         x = t.detach().requires_grad_()
-        result = getattr(F, name)(x * 2, target, reduction=reduction)
+        if self.random.random() < 0.3 and reduction != "none":
+            self.note(f"binary_cross_entropy_{reduction}", t)
+            result = F.binary_cross_entropy_with_logits(x * 2, t.sigmoid(), reduction=reduction)
+        else:
+            result = getattr(F, name)(x * 2, target, reduction=reduction)
         (gradient,) = torch.autograd.grad(result.sum(), x)
         self.keep([result.detach(), gradient])
 
