@@ -91,11 +91,21 @@ at::Tensor adopt_host_tensor(const at::Tensor& host, c10::DeviceIndex index) {
   return device_alias(host, adopt_host_storage(*host.storage().unsafeGetStorageImpl(), index));
 }
 
+namespace {
+
+// Sizes and lazy bits that a kernel gave a written argument.
+void carry_back_metadata(const c10::TensorImpl& from, c10::TensorImpl& to) {
+  if (!same_geometry(from, to)) to.set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
+  if (from.is_conj() != to.is_conj()) to._set_conj(from.is_conj());
+  if (from.is_neg() != to.is_neg()) to._set_neg(from.is_neg());
+}
+
+}  // namespace
+
 void carry_back_strided(const at::Tensor& device, const at::Tensor& host) {
   c10::StorageImpl& storage = *device.storage().unsafeGetStorageImpl();
   sync_from_twin(storage, *host.storage().unsafeGetStorageImpl());
-  auto *from = host.unsafeGetTensorImpl(), *to = device.unsafeGetTensorImpl();
-  if (!same_geometry(*from, *to)) to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
+  carry_back_metadata(*host.unsafeGetTensorImpl(), *device.unsafeGetTensorImpl());
 }
 
 c10::intrusive_ptr<c10::StorageImpl> Bridge::twin(c10::StorageImpl& storage) {
@@ -107,6 +117,13 @@ c10::intrusive_ptr<c10::StorageImpl> Bridge::twin(c10::StorageImpl& storage) {
 
 at::Tensor Bridge::to_host(const at::Tensor& t, bool written) {
   if (!is_neuron(t)) return t;
+  // PyTorch says that a tensor overlaps itself. Without elements only its identity tells.
+  if (C10_UNLIKELY(t.unsafeGetTensorImpl()->numel() == 0))
+    for (auto& arg : lowered_)
+      if (arg.device.is_same(t)) {
+        arg.written |= written;
+        return arg.host;
+      }
   at::Tensor host;
   if (C10_LIKELY(t.layout() == c10::kStrided && !t.is_nested())) {
     host = alias(twin(*t.storage().unsafeGetStorageImpl()), t);
@@ -164,7 +181,7 @@ void Bridge::carry_back(const Lowered& arg) {
   } else {
     to->set_storage_keep_dtype(c10::Storage(device_storage(arg.host.storage())));
   }
-  if (!same_geometry(*from, *to)) to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
+  carry_back_metadata(*from, *to);
 }
 
 void Bridge::finish() {

@@ -46,8 +46,14 @@ class LibraryKernel final : public c10::OperatorKernel {
 // dimensions is among the arguments where it may not be.
 c10::DeviceIndex common_device(const c10::OperatorHandle& op, const CallPlan& plan, at::ArrayRef<c10::IValue> args);
 
+// Calls of begin_library_call in this thread: who records operators sees whether one of them ran at once.
+inline thread_local uint64_t t_library_calls = 0;
+
 // Makes the host wait for the stream that the caller works on; called before a library operator touches memory.
-inline void begin_library_call(c10::DeviceIndex index) { current_queue(index).drain(); }
+inline void begin_library_call(c10::DeviceIndex index) {
+  t_library_calls++;
+  current_queue(index).drain();
+}
 
 // A CPU generator seeded from the next Philox counters of a device generator, so that operators which only PyTorch's
 // CPU kernels know draw reproducible numbers without touching the host's generator.

@@ -1,6 +1,7 @@
 // torchneuron._C.Executable: built from the plan that torchneuron/compile/plan.py describes, called with a list.
 #include "compile.h"
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -10,6 +11,7 @@
 #include <sstream>
 
 #include "compile/executable.h"
+#include "compile/fused_step.h"
 
 namespace py = pybind11;
 
@@ -126,7 +128,7 @@ c10::OperatorHandle find_operator(const std::string& name, const std::string& ov
   return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
 }
 
-std::unique_ptr<Step> read_operator(const py::dict& step, const std::vector<uint32_t>& drops) {
+std::unique_ptr<OperatorStep> read_operator(const py::dict& step, const std::vector<uint32_t>& drops) {
   auto op = find_operator(step["name"].cast<std::string>(), step["overload"].cast<std::string>());
   torch::jit::ToIValueAllowNumbersAsTensors allow(true);
   std::vector<Operand> arguments;
@@ -153,6 +155,19 @@ std::unique_ptr<Step> read_operator(const py::dict& step, const std::vector<uint
   for (auto dtype : step["dtypes"].cast<py::sequence>())
     site.dtypes.add(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
   return std::make_unique<OperatorStep>(op, std::move(arguments), step["outs"].cast<std::vector<uint32_t>>(), site);
+}
+
+std::vector<uint32_t> slots(const py::dict& step, const char* key) { return step[key].cast<std::vector<uint32_t>>(); }
+
+std::unique_ptr<Step> read_fused(const py::dict& step) {
+  std::vector<std::unique_ptr<OperatorStep>> inner;
+  for (auto item : step["steps"].cast<py::sequence>()) {
+    auto one = item.cast<py::dict>();
+    inner.push_back(read_operator(one, slots(one, "drops")));
+    inner.back()->drops = slots(one, "drops");
+    inner.back()->where = one["where"].cast<std::string>();
+  }
+  return std::make_unique<FusedStep>(step["device"].cast<c10::DeviceIndex>(), std::move(inner));
 }
 
 std::unique_ptr<Step> read_callback(const py::dict& step, const std::vector<uint32_t>& drops) {
@@ -186,6 +201,8 @@ std::unique_ptr<Step> read_step(const py::dict& step) {
   } else if (kind == "scalar") {
     out = std::make_unique<ScalarStep>(step["name"].cast<std::string>(), read_plain_list(step["args"]),
                                        step["outs"].cast<std::vector<uint32_t>>().at(0));
+  } else if (kind == "fused") {
+    out = read_fused(step);
   } else {
     TORCH_CHECK_VALUE(kind == "python", "No step of a compiled graph is of kind '", kind, "'.");
     out = read_callback(step, drops);
@@ -203,15 +220,25 @@ std::shared_ptr<Executable> build(size_t inputs, size_t slots,
   return std::make_shared<Executable>(inputs, slots, constants, std::move(list), read_plain_list(outputs));
 }
 
+// Whether a Python mode wants to see every operator. Some want to see what is not compiled alone, as the one that
+// AOTAutograd sets up for the first call.
+bool watched_by_python() {
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+         py::module_::import("torch.utils._python_dispatch")
+             .attr("is_in_any_mode_without_ignore_compile_internals")()
+             .cast<bool>();
+}
+
 py::list call(const Executable& executable, const py::list& arguments) {
   std::vector<IValue> values;
   values.reserve(arguments.size());
   for (auto argument : arguments) values.push_back(to_value(argument.ptr()));
   // The caller gives its references up: an input's memory is free after its last use.
   PyList_SetSlice(arguments.ptr(), 0, PyList_GET_SIZE(arguments.ptr()), nullptr);
+  const bool watched = watched_by_python();
   {
     py::gil_scoped_release no_gil;
-    values = executable.run(std::move(values));
+    values = executable.run(std::move(values), watched);
   }
   py::list out(values.size());
   for (size_t i = 0; i < values.size(); i++) out[i] = from_value(std::move(values[i]));
@@ -238,6 +265,10 @@ void bind_compile(py::module_& m) {
     return runs_bridged(find_operator(name, overload));
   });
   m.def("scalar_functions", &scalar_functions);
+  m.def("fusion_of", [](const std::string& name, const std::string& overload) {
+    static const char* names[] = {"none", "program", "view"};
+    return names[static_cast<int>(fusion_of(find_operator(name, overload)))];
+  });
 }
 
 }  // namespace neuron

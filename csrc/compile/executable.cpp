@@ -10,10 +10,9 @@ using c10::IValue;
 
 namespace {
 
-// Modes that watch or transform each operator must see it on neuron tensors.
-bool watched() {
-  const c10::DispatchKeySet modes({DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::Functionalize,
-                                   DispatchKey::FuncTorchDynamicLayerFrontMode});
+// Whether something that transforms each operator must see it on neuron tensors.
+bool transformed() {
+  const c10::DispatchKeySet modes({DispatchKey::Functionalize, DispatchKey::FuncTorchDynamicLayerFrontMode});
   return current_capture() || c10::impl::tls_local_dispatch_key_set().included_.has_any(modes);
 }
 
@@ -27,9 +26,9 @@ Executable::Executable(size_t inputs, size_t slots, std::vector<std::pair<uint32
       steps_(std::move(steps)),
       outputs_(std::move(outputs)) {}
 
-std::vector<IValue> Executable::run(std::vector<IValue> inputs) const {
+std::vector<IValue> Executable::run(std::vector<IValue> inputs, bool watched) const {
   TORCH_CHECK(inputs.size() == inputs_, "The compiled graph takes ", inputs_, " inputs, got ", inputs.size(), ".");
-  Frame frame(slots_, !watched());
+  Frame frame(slots_, !watched && !transformed());
   fusion::count(fusion::g_stats.executables_run);
   c10::impl::ExcludeDispatchKeyGuard backend_only(kAboveBackend);
   for (size_t i = 0; i < inputs.size(); i++) frame.set(i, std::move(inputs[i]));

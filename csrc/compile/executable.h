@@ -15,8 +15,9 @@ class Executable {
              std::vector<std::unique_ptr<Step>> steps, std::vector<Operand> outputs);
 
   // Runs the steps in the calling thread. Inputs are released at their last use. An error of a step carries the
-  // operator and the user's line. Any number of threads may run one executable at once.
-  std::vector<c10::IValue> run(std::vector<c10::IValue> inputs) const;
+  // operator and the user's line. Any number of threads may run one executable at once. `watched`: a Python mode must
+  // see each operator on neuron tensors.
+  std::vector<c10::IValue> run(std::vector<c10::IValue> inputs, bool watched) const;
 
  private:
   size_t inputs_, slots_;

@@ -42,6 +42,8 @@ class Frame {
     const Slot& s = slots_[slot];
     return s.index >= 0 && s.device.isNone() ? s.host : s.device;
   }
+  // Whether a slot holds a dense neuron tensor.
+  bool is_device(uint32_t slot) const { return slots_[slot].index >= 0; }
   void drop(uint32_t slot) { slots_[slot] = {}; }
 
   const bool bridged;

@@ -2,6 +2,7 @@
 
 #include <unordered_set>
 
+#include "fusion/stats.h"
 #include "runtime/profiler.h"
 #include "step.h"
 
@@ -104,7 +105,10 @@ void OperatorStep::run(Frame& frame) const {
 }
 
 void OperatorStep::run_bridged(Frame& frame) const {
-  if (counter_) account(*counter_, site_.dtypes);
+  if (counter_) {
+    account(*counter_, site_.dtypes);
+    fusion::count(fusion::g_stats.library_calls);
+  }
   if (site_.index >= 0) {
     begin_library_call(site_.index);
     for (auto& slot : plan_.slots) {
@@ -118,26 +122,93 @@ void OperatorStep::run_bridged(Frame& frame) const {
   op_.callBoxed(&frame.stack);
 }
 
+namespace {
+
+// Kernels of the device's own that do what the CPU's do.
+bool is_twin(const std::string& name) {
+  static const std::unordered_set<std::string> names = {"aten::empty.memory_format",
+                                                        "aten::empty_strided",
+                                                        "aten::as_strided",
+                                                        "aten::view",
+                                                        "aten::_reshape_alias",
+                                                        "aten::unfold",
+                                                        "aten::view_as_real",
+                                                        "aten::view_as_complex",
+                                                        "aten::copy_",
+                                                        "aten::_unsafe_view",
+                                                        "aten::_local_scalar_dense"};
+  return names.count(name) > 0;
+}
+
+// Composites that move data and compute nothing: on CPU they are made of the same moves.
+bool moves_data(const std::string& name) {
+  static const std::unordered_set<std::string> names = {"aten::clone",
+                                                        "aten::copy",
+                                                        "aten::_to_copy",
+                                                        "aten::zeros",
+                                                        "aten::ones",
+                                                        "aten::full",
+                                                        "aten::zeros_like",
+                                                        "aten::ones_like",
+                                                        "aten::full_like",
+                                                        "aten::empty_like",
+                                                        "aten::new_empty",
+                                                        "aten::new_zeros",
+                                                        "aten::new_ones",
+                                                        "aten::new_full",
+                                                        "aten::new_empty_strided",
+                                                        "aten::scalar_tensor",
+                                                        "aten::select_backward",
+                                                        "aten::slice_backward",
+                                                        "aten::diagonal_backward",
+                                                        "aten::slice_scatter",
+                                                        "aten::select_scatter",
+                                                        "aten::repeat",
+                                                        "aten::as_strided_scatter",
+                                                        "aten::diagonal_scatter",
+                                                        "aten::constant_pad_nd",
+                                                        "aten::embedding",
+                                                        "aten::lift_fresh_copy"};
+  return names.count(name) > 0;
+}
+
+bool is_view(const c10::OperatorHandle& op) {
+  if (op.operator_name().name == "aten::_unsafe_view") return true;
+  bool view = false;
+  for (auto& r : op.schema().returns()) {
+    if (!r.alias_info()) continue;
+    if (r.alias_info()->isWrite()) return false;
+    view = true;
+  }
+  return view;
+}
+
+}  // namespace
+
 bool runs_bridged(const c10::OperatorHandle& op) {
   const c10::OperatorName& name = op.operator_name();
   if (name.name.rfind("aten::", 0) != 0 || op.hasTag(at::Tag::nondeterministic_seeded)) return false;
-  if (is_library_operator(name)) return true;
-  // Kernels of the device's own that do what the CPU's do.
-  static const std::unordered_set<std::string> same = {"aten::empty.memory_format",
-                                                       "aten::empty_strided",
-                                                       "aten::as_strided",
-                                                       "aten::view",
-                                                       "aten::_reshape_alias",
-                                                       "aten::unfold",
-                                                       "aten::view_as_real",
-                                                       "aten::view_as_complex",
-                                                       "aten::copy_",
-                                                       "aten::_local_scalar_dense"};
-  if (same.count(toString(name))) return true;
-  if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return false;
-  return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
-         op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+  if (is_library_operator(name) || is_twin(toString(name)) || moves_data(name.name)) return true;
+  return is_view(op) && !op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+}
+
+Fusion fusion_of(const c10::OperatorHandle& op) {
+  const c10::OperatorName& name = op.operator_name();
+  if (name.name.rfind("aten::", 0) != 0 || op.hasTag(at::Tag::nondeterministic_seeded) || is_library_operator(name))
+    return Fusion::none;
+  if (is_view(op)) return Fusion::view;
+  static const std::unordered_set<std::string> moves = {"aten::clone",         "aten::copy",
+                                                        "aten::_to_copy",      "aten::copy_",
+                                                        "aten::zeros_like",    "aten::ones_like",
+                                                        "aten::full_like",     "aten::zeros",
+                                                        "aten::ones",          "aten::full",
+                                                        "aten::new_zeros",     "aten::new_ones",
+                                                        "aten::new_full",      "aten::select_backward",
+                                                        "aten::slice_backward"};
+  if (moves.count(name.name)) return Fusion::program;
+  const OpRow* row = find_row(name.name);
+  const bool own = op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+  return own && row && row->kind == OpKind::fusible ? Fusion::program : Fusion::none;
 }
 
 }  // namespace neuron

@@ -44,6 +44,9 @@ class OperatorStep final : public Step {
   };
   OperatorStep(const c10::OperatorHandle& op, std::vector<Operand> arguments, std::vector<uint32_t> outs, Site site);
   void run(Frame& frame) const override;
+  const std::vector<Operand>& arguments() const { return arguments_; }
+  const std::vector<uint32_t>& outs() const { return outs_; }
+  const c10::OperatorHandle& op() const { return op_; }
 
  private:
   void run_bridged(Frame& frame) const;
@@ -58,6 +61,14 @@ class OperatorStep final : public Step {
 // Whether eager runs this operator, on dense neuron tensors of one device, as the CPU kernel on bridged tensors (or
 // as metadata), drawing no random numbers: then an executable may run it on host faces.
 bool runs_bridged(const c10::OperatorHandle& op);
+
+// How an operator takes part in fused programs when its tensors are of types that programs have.
+enum class Fusion : uint8_t {
+  none,
+  program,  // becomes instructions
+  view,     // changes no byte: may stand between those that do
+};
+Fusion fusion_of(const c10::OperatorHandle& op);
 
 // Integer and float arithmetic on sizes and scalars, as Python would do it.
 class ScalarStep final : public Step {

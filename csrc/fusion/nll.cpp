@@ -83,6 +83,8 @@ struct Labels {
 };
 Labels labels_of(const Tensor& target, int64_t classes, int64_t ignore_index) {
   const c10::DeviceIndex index = target.device().index();
+  // Who records operators to run what they recorded again must call this one each time.
+  t_library_calls++;
   Window::current(index).settle(*target.storage().unsafeGetStorageImpl());
   const int64_t n = target.size(0), stride = target.stride(0);
   const auto type = c10::scalarTypeToTypeMeta(at::kInt);

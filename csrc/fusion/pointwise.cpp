@@ -181,7 +181,8 @@ const Row* pow_of(double exponent) {
 }  // namespace
 ROW r_pow_number{
     .name = "pow", .lower = with_number, .types = kFloats, .floats = L::pow, .promoting = 1, .for_number = pow_of};
-ROW r_pow_of_number{.name = "pow", .lower = number_first, .types = kFloats, .floats = L::pow, .promoting = 1};
+ROW r_pow_of_number{
+    .name = "pow", .lower = number_first, .types = kFloats, .floats = L::pow, .contiguous = true, .promoting = 1};
 ROW r_pow{.name = "pow", .lower = binary, .types = kFloats, .floats = L::pow};
 
 ROW r_eq = compares("eq", binary, L::eq, L::ieq), r_eq_number = compares("eq", with_number, L::eq, L::ieq);

@@ -137,7 +137,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
     const auto type = c10::scalarTypeToTypeMeta(call.result);
     out = uninitialised(static_cast<size_t>(layout.elements) * type.itemsize(), type, index);
     const at::IntArrayRef size(layout.size, static_cast<size_t>(layout.ndim));
-    if (layout.flat) {
+    if (layout.flat || call.row.contiguous) {
       out.unsafeGetTensorImpl()->set_sizes_contiguous(size);
     } else {
       int64_t strides[kMaxDims];

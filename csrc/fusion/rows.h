@@ -72,6 +72,7 @@ struct Row {
   bool to_float = false;       // integers meet in the default floating type
   bool to_bool = false;        // the result is boolean
   bool overwrites = false;     // in place: does not read what it writes to
+  bool contiguous = false;     // a new result is contiguous, whatever the inputs' strides
   uint8_t raw = 0;             // tensor arguments that take no part in promotion (bit i: argument i)
   uint8_t promoting = 0;       // numbers that take part in promotion
   bool reads_float32 = false;  // of lists: a tensor for all members may be float32 whatever the members are

@@ -125,6 +125,20 @@ void Window::Batch::clear() {
   next_look = kMaxOrphanBytes;
 }
 
+void Window::swap_out(Batch& batch) {
+  std::swap(open_, batch);
+  std::fill(index_.begin(), index_.end(), std::pair<c10::StorageImpl*, uint16_t>{nullptr, 0});
+  times_closed_.fetch_add(1, std::memory_order_release);
+}
+
+bool Window::take(uint64_t closed, Batch& batch) {
+  std::lock_guard lock(recording_);
+  if (times_closed() != closed || thread_ != &t_identity || open_.graph.nodes.empty()) return false;
+  swap_out(batch);
+  queue_.set_deferred(nullptr);
+  return true;
+}
+
 void Window::flush() {
   if (t_running) return;  // an allocation of a running program asks for memory back
   std::vector<Held> garbage;
@@ -135,8 +149,7 @@ void Window::flush() {
       std::lock_guard lock(recording_);
       if (open_.graph.nodes.empty()) return;
       if (!queue_.idle()) continue;
-      std::swap(open_, closed_);
-      std::fill(index_.begin(), index_.end(), std::pair<c10::StorageImpl*, uint16_t>{nullptr, 0});
+      swap_out(closed_);
     }
     t_running = true;
     std::exception_ptr error;
@@ -197,9 +210,15 @@ void Window::run(Batch& batch) {
     temporaries.push_back(allocate_on(device_, batch.held[s].bytes, c10::Device(kNeuron, device_)));
     memory[s] = static_cast<char*>(temporaries.back().mutable_get());
   };
-  // A call none of whose results anybody reads, not even the window, was made for its first one: that counts as live,
-  // so that a call whose result is dropped and the same call whose result is kept are one program.
-  const Graph& graph = batch.graph;
+  for (uint16_t s : keep_idle_results(batch.graph, live)) give_memory(s);
+  const std::shared_ptr<const Plan> plan = find_or_fuse(batch.graph, live);
+  for (uint16_t s : plan->temporaries) give_memory(s);
+  if (C10_UNLIKELY(batch.capture != nullptr)) return capture(batch, plan, std::move(memory), std::move(temporaries));
+  run_plan(*plan, batch.graph, memory, device_);
+}
+
+std::vector<uint16_t> keep_idle_results(const Graph& graph, std::vector<uint8_t>& live) {
+  std::vector<uint16_t> kept;
   std::vector<uint8_t> wanted = live;
   auto storages = [&](uint16_t operand, auto f) {
     for (int m = 0; m < graph.operands[operand].members; m++) f(graph.place(operand, m).storage);
@@ -212,24 +231,24 @@ void Window::run(Batch& batch) {
     if (!idle) continue;
     storages(node.out[0], [&](uint16_t s) {
       live[s] = wanted[s] = 1;
-      give_memory(s);
+      kept.push_back(s);
     });
   }
-  const std::shared_ptr<const Plan> plan = find_or_fuse(graph, live);
-  for (uint16_t s : plan->temporaries) give_memory(s);
-  count(g_stats.programs_run, plan->launches.size());
-  count(g_stats.ops_fused, plan->fused);
-  count(g_stats.stores_elided, plan->stores_elided);
-  if (C10_UNLIKELY(log_enabled())) write_log(describe(*plan, batch.graph));
-  if (C10_UNLIKELY(batch.capture != nullptr)) return capture(batch, plan, std::move(memory), std::move(temporaries));
-  if (C10_LIKELY(!profiling.load(std::memory_order_relaxed)))
-    return execute(*plan, batch.graph, memory, parallel_for());
+  return kept;
+}
+
+void run_plan(const Plan& plan, const Graph& graph, std::span<char* const> memory, c10::DeviceIndex device) {
+  count(g_stats.programs_run, plan.launches.size());
+  count(g_stats.ops_fused, plan.fused);
+  count(g_stats.stores_elided, plan.stores_elided);
+  if (C10_UNLIKELY(log_enabled())) write_log(describe(plan, graph));
+  if (C10_LIKELY(!profiling.load(std::memory_order_relaxed))) return execute(plan, graph, memory, parallel_for());
   int64_t start = 0;
-  execute(*plan, batch.graph, memory, parallel_for(), [&](const Launch& launch, bool before) {
+  execute(plan, graph, memory, parallel_for(), [&](const Launch& launch, bool before) {
     if (before)
       start = profiler_time_ns();
     else
-      record_activity(name_of(launch, batch.graph), device_, start);
+      record_activity(name_of(launch, graph), device, start);
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include <c10/core/StorageImpl.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -61,17 +62,24 @@ class Window final : public Deferred {
   // Afterwards the host may read this storage: waits for the stream, and runs what is pending if it writes there.
   void settle(const c10::StorageImpl& storage);
 
- private:
+  // What was recorded and not run.
   struct Batch {
     Graph graph;
-    std::vector<Held> held;
-    size_t bytes = 0;  // of storages held strongly
+    std::vector<Held> held;  // by storage number
+    size_t bytes = 0;        // of storages held strongly
     size_t next_look = kMaxOrphanBytes;
     Capture* capture = nullptr;  // of the thread that recorded
     bool keeps_too_much();
     void clear();
   };
+  // Gives away what this thread recorded since the window was closed for the `closed`th time, instead of running it:
+  // the caller runs it. False, and nothing is given, if the window was closed again, or holds nothing.
+  bool take(uint64_t closed, Batch& batch);
+  uint64_t times_closed() const { return times_closed_.load(std::memory_order_acquire); }
+
+ private:
   void run(Batch& batch);
+  void swap_out(Batch& batch);
   // Runs a batch of a thread that captures a graph, as a step of the graph.
   static void capture(const Batch& batch, std::shared_ptr<const Plan> plan, std::vector<char*> memory,
                       std::vector<c10::DataPtr> temporaries);
@@ -82,6 +90,15 @@ class Window final : public Deferred {
   Batch open_, closed_;
   std::vector<std::pair<c10::StorageImpl*, uint16_t>> index_;  // open addressing; of open_.held
   const void* thread_ = nullptr;                               // who records
+  std::atomic<uint64_t> times_closed_{0};
 };
+
+// A call none of whose results anybody reads, not even the window, was made for its first one: that counts as live, so
+// that a call whose result is dropped and the same call whose result is kept are one program. Returns those storages,
+// which need memory for as long as the plan runs.
+std::vector<uint16_t> keep_idle_results(const Graph& graph, std::vector<uint8_t>& live);
+
+// Runs a plan (fuser.h) in the calling thread, counted, logged and seen by the profiler.
+void run_plan(const Plan& plan, const Graph& graph, std::span<char* const> memory, c10::DeviceIndex device);
 
 }  // namespace neuron::fusion

@@ -105,6 +105,10 @@ def test_binary_functions_of_floats(name, dtype):
         compare(f, pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
 
 
+def test_powers_of_a_number_are_contiguous():
+    compare(lambda x: torch.pow(10.0, x), sample(torch.float32, 12, 8, 5).transpose(0, 2))
+
+
 @pytest.mark.parametrize("dtype", (*INTS, torch.bool), ids=str)
 @pytest.mark.parametrize("name", ["add", "mul", "maximum", "eq", "lt", "logical_and", "bitwise_and", "bitwise_xor"])
 def test_binary_functions_of_integers(name, dtype):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -21,6 +20,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ def _encode(value: Any) -> Any:
         return {"dict": {k: _encode(v) for k, v in value.items()}}
     if value is None or isinstance(value, (bool, int, str)):
         return value
+    if isinstance(value, Step):
+        return {"step": [_encode(getattr(value, f)) for f in _FIELDS]}
     if isinstance(value, float):
         return {"float": value.hex()}
     if isinstance(value, complex):
@@ -86,6 +88,8 @@ def _decode(value: Any) -> Any:
         return Slot(content)
     if kind == "dict":
         return {k: _decode(v) for k, v in content.items()}
+    if kind == "step":
+        return Step(**dict(zip(_FIELDS, map(_decode, content))))
     if kind == "float":
         return float.fromhex(content)
     if kind == "complex":
@@ -118,7 +122,8 @@ def _decode_constant(entry: dict[str, Any]) -> torch.Tensor:
     return elements.to(_decode(entry["device"])).as_strided(*entry["place"])
 
 
-_FIELDS = [f.name for f in dataclasses.fields(Step) if f.name != "function"]
+# What a step is on disk; the rest is known to lowering alone.
+_FIELDS = tuple(f.name for f in fields(Step) if f.name not in ("function", "fusion", "writes"))
 
 
 def encode(plan: Plan) -> bytes:
@@ -129,7 +134,7 @@ def encode(plan: Plan) -> bytes:
         "inputs": plan.inputs,
         "slots": plan.slots,
         "constants": [[slot, _encode_constant(t)] for slot, t in plan.constants],
-        "steps": [[_encode(getattr(step, f)) for f in _FIELDS] for step in plan.steps],
+        "steps": _encode(plan.steps),
         "outputs": _encode(plan.outputs),
     }
     payload = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)
@@ -147,7 +152,7 @@ def decode(content: bytes) -> Plan:
         document["inputs"],
         document["slots"],
         [(slot, _decode_constant(entry)) for slot, entry in document["constants"]],
-        [Step(**dict(zip(_FIELDS, map(_decode, step)))) for step in document["steps"]],
+        _decode(document["steps"]),
         _decode(document["outputs"]),
     )
 
@@ -175,6 +180,8 @@ def key(graph: torch.fx.GraphModule, settings: Iterable[str]) -> str:
 
     digest = hashlib.sha256(f"{_build()} {sorted(settings)}\n".encode())
     for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "torchneuron":
+            raise Unencodable("a call of a kernel by its number in this process")
         line = f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {_describe(node.meta.get('val'))}"
         digest.update(f"{line} {user_line(node)}\n".encode())
         if node.op == "get_attr":

@@ -18,7 +18,8 @@ import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from torchneuron import _C
-from torchneuron.compile.plan import Plan, Slot, Step, mark_drops
+from torchneuron.compile.fusing import fuse
+from torchneuron.compile.plan import Plan, Slot, Step
 
 _REAL_FUNCTIONS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
 
@@ -69,26 +70,35 @@ def only_unpacked(node: Node) -> bool:
     return all(only_unpacked(u) for u in node.users if isinstance(u.meta.get("val"), (list, tuple)))
 
 
+# Types of the tensors that fused programs work on (dtype_of in csrc/fusion/record.cpp).
+_LANES = {torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.uint8, torch.bool}
+
+
 @functools.cache
-def _runs_bridged(op: torch._ops.OpOverload) -> bool:
-    return _C.runs_bridged(op._schema.name, op._schema.overload_name)
+def _facts(op: torch._ops.OpOverload) -> tuple[bool, str, bool]:
+    """Whether an operator may run its CPU kernel on host faces, how it fuses, whether it writes to an argument."""
+    name = op._schema.name, op._schema.overload_name
+    return _C.runs_bridged(*name), _C.fusion_of(*name), op._schema.is_mutable
 
 
 def _site(op: torch._ops.OpOverload, node: Node) -> dict[str, Any]:
-    """Whether the CPU kernel may run on host faces, and on which device the results are."""
+    """Where an operator runs, and how."""
     inputs = tensors_of((node.args, node.kwargs))
     results = tensors_of(node.meta.get("val"))
+    bridged, fusion, writes = _facts(op)
+    site = {"dtypes": [t.dtype for t in inputs if t.device.type == "neuron"], "writes": writes}
     neuron = {t.device.index for t in (*inputs, *results) if t.device.type == "neuron"}
-    dtypes = [t.dtype for t in inputs if t.device.type == "neuron"]
-    if not neuron:
-        return {"dtypes": dtypes}
-    dense = all(t.layout == torch.strided and not t.is_nested for t in (*inputs, *results))
+    if len(neuron) != 1 or not all(t.layout == torch.strided and not t.is_nested for t in (*inputs, *results)):
+        return site
     # Tensors without dimensions may live on the host beside neuron tensors; results then are neuron tensors.
-    host = [t for t in inputs if t.device.type != "neuron" and t.dim() > 0] + [
-        t for t in results if t.device.type != "neuron"
-    ]
-    bridged = len(neuron) == 1 and dense and not host and _runs_bridged(op)
-    return {"bridged": bridged, "device": neuron.pop() if len(neuron) == 1 else -1, "dtypes": dtypes}
+    if any(t.device.type != "neuron" and t.dim() > 0 for t in inputs) or any(
+        t.device.type != "neuron" for t in results
+    ):
+        return site
+    lanes = all(t.dtype in _LANES for t in (*inputs, *results) if t.device.type == "neuron")
+    if fusion == "view" or (fusion == "program" and lanes):
+        site["fusion"] = fusion
+    return {**site, "device": neuron.pop(), "bridged": bridged}
 
 
 class Lowering:
@@ -123,9 +133,7 @@ class Lowering:
                 outputs = [self._argument(v) for v in pytree.tree_leaves(node.args[0], is_leaf=lambda v: v is None)]
             elif node.op != "placeholder":
                 raise NotImplementedError(f"AOTAutograd's graphs have no nodes of kind {node.op}: {node.format_node()}")
-        plan = Plan(len(inputs), self.count, self.constants, self.steps, outputs)
-        mark_drops(plan)
-        return plan
+        return Plan(len(inputs), self.count, self.constants, self.steps, outputs)
 
     def _attribute(self, node: Node) -> None:
         value = functools.reduce(getattr, node.target.split("."), self.graph)
@@ -232,4 +240,6 @@ def call_python(
 
 def lower(graph: GraphModule) -> Plan:
     """The plan of a graph of AOTAutograd's (ATen operators, functional, positional inputs)."""
-    return Lowering(graph).plan
+    plan = Lowering(graph).plan
+    fuse(plan)
+    return plan

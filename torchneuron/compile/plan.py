@@ -20,7 +20,8 @@ Slot = _C.Slot
 
 @dataclass
 class Step:
-    """One step. `kind` is "operator" (through C++), "scalar" (arithmetic on sizes) or "python" (a call of Python)."""
+    """One step. `kind` is "operator" (through C++), "fused" (operators as programs; `args` are the slots from outside,
+    `outs` those that are read after it), "scalar" (arithmetic on sizes) or "python" (a call of Python)."""
 
     kind: str
     name: str
@@ -28,12 +29,15 @@ class Step:
     outs: list[int]
     overload: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)  # of a "fused" step
     function: Callable[..., Any] | None = None  # of a "python" step: slots' values to a list of results
     bridged: bool = False  # may run PyTorch's CPU kernel on host faces of the tensors
     device: int = -1  # index of the neuron device that the results are on; -1: host
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the neuron tensors among the arguments
     drops: list[int] = field(default_factory=list)
     where: str = ""
+    fusion: str = "none"  # "program", "view" or "none": how the operator takes part in fused programs
+    writes: bool = False  # to an argument
 
 
 @dataclass
@@ -48,7 +52,8 @@ class Plan:
 
     def build(self) -> Callable[[list[Any]], list[Any]]:
         """The executable: takes a list of inputs, which it empties, and returns the outputs."""
-        executable = _C.Executable(self.inputs, self.slots, self.constants, [vars(s) for s in self.steps], self.outputs)
+        steps = [{**vars(step), "steps": [vars(inner) for inner in step.steps]} for step in self.steps]
+        executable = _C.Executable(self.inputs, self.slots, self.constants, steps, self.outputs)
         executable._boxed_call = True  # to AOTAutograd: takes its inputs as a list that it empties
         return executable
 
@@ -65,13 +70,18 @@ def slots_in(value: Any) -> list[int]:
 def mark_drops(plan: Plan) -> None:
     """Fills in `drops`: each slot is dropped after its last use, or at once if nobody uses it."""
     alive = {s for value in plan.outputs for s in slots_in(value)}
-    for step in reversed(plan.steps):
+
+    def mark(step: Step) -> None:
         step.drops = []
-        mentioned = step.outs + slots_in([*step.args, *step.kwargs.values()])
-        for slot in mentioned:
+        for inner in reversed(step.steps):
+            mark(inner)
+        for slot in step.outs + slots_in([*step.args, *step.kwargs.values()]):
             if slot not in alive:
                 alive.add(slot)
                 step.drops.append(slot)
+
+    for step in reversed(plan.steps):
+        mark(step)
 
 
 def render(plan: Plan) -> str:
@@ -86,16 +96,20 @@ def render(plan: Plan) -> str:
             return f"{value:g}"
         return str(value).removeprefix("torch.")
 
-    lines = [f"executable: {plan.inputs} inputs, {len(plan.steps)} steps, {plan.slots} slots"]
-    lines += [f"  %{slot} = constant {tuple(t.shape)} {t.dtype} {t.device}" for slot, t in plan.constants]
-    for step in plan.steps:
+    def line(step: Step, margin: str) -> str:
         outs = ", ".join("_" if o in step.drops else f"%{o}" for o in step.outs)
         args = ", ".join([*map(word, step.args), *(f"{k}={word(v)}" for k, v in step.kwargs.items())])
         how = {"operator": "cpu kernel" if step.bridged else "dispatched"}.get(step.kind, step.kind)
         name = f"{step.name}.{step.overload}" if step.overload else step.name
         freed = [f"%{s}" for s in step.drops if s not in step.outs]
         frees = f"  frees {', '.join(freed)}" if freed else ""
-        lines.append(f"  {outs + ' = ' if outs else ''}{name}({args})  [{how}]{frees}")
+        return f"{margin}{outs + ' = ' if outs else ''}{name}({args})  [{how}]{frees}"
+
+    lines = [f"executable: {plan.inputs} inputs, {len(plan.steps)} steps, {plan.slots} slots"]
+    lines += [f"  %{slot} = constant {tuple(t.shape)} {t.dtype} {t.device}" for slot, t in plan.constants]
+    for step in plan.steps:
+        lines.append(line(step, "  "))
+        lines += [line(inner, "      ") for inner in step.steps]
     lines.append(f"  return {', '.join(map(word, plan.outputs))}")
     return "\n".join(lines)
 

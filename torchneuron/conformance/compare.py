@@ -149,7 +149,7 @@ def _compare_tensor(where: str, cpu: torch.Tensor, dev: torch.Tensor, device: st
 
 
 def no_less_exact(cpu: Any, dev: Any, exact: Any) -> bool:
-    """Whether the results of `dev` are as near to `exact`, the results in float64, as those of `cpu`.
+    """Whether the results of `dev` are as near to `exact`, the results in wider types, as those of `cpu`.
 
     The measure is the largest error of a tensor in units of what `torch.testing.assert_close` allows for one rounding.
     Twice CPU's is as near, and so are three units: a result of one element may be exact on CPU by chance.
@@ -160,12 +160,12 @@ def no_less_exact(cpu: Any, dev: Any, exact: Any) -> bool:
     for c, d, e in zip(*trees):
         if not c.shape == d.shape == e.shape:
             return False
-        if not c.is_floating_point():
+        if not (c.is_floating_point() or c.is_complex()):
             if not torch.equal(c, d):
                 return False
             continue
         rtol, atol = default_tolerances(c)
-        c, d, e = c.double(), d.double(), e.double()
+        c, d, e = (torch.view_as_real(x.to(torch.complex128)) for x in (c, d, e))
         finite = e.isfinite() & c.isfinite() & d.isfinite()
         if not torch.equal(c[~finite].nan_to_num(), d[~finite].nan_to_num()):
             return False

@@ -126,8 +126,8 @@ def markdown(verdict: Verdict) -> str:
         "one entry, one data type and one kind of use. It passes if for each sample neuron gives the values, data "
         "types, strides, shared storages, changes of arguments and type of error that CPU gives, and draws nothing "
         "from the host's random generator. Random results must repeat under one seed and have CPU's mean and "
-        "metadata. In float16 and bfloat16 a value that differs by more than rounding must be as near to CPU's result "
-        "in float64 as CPU's own is.\n",
+        "metadata. A value that differs by more than rounding must be as near to CPU's result for the same sample in "
+        "float64 as CPU's own is.\n",
         f"**{total['passed']} of {ran} cases passed ({share:.2f} %)**, {total['excluded']} excluded "
         f"({100 * total['excluded'] / max(ran, 1):.2f} %), {total['failed'] + total['stale']} failed, "
         f"{total['not run']} not run. They cover "
