@@ -6,12 +6,15 @@
 //   resident   reductions over rows of up to a few thousand columns, or full values that need a reduction's result:
 //              whole rows
 //   streamed   long rows whose reductions feed only row values: pieces of kReduceChunk columns first, then rows
+// Column values come last, when all rows have been accumulated.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <vector>
 
+#include "accumulate.h"
 #include "simd/kernels.h"
 #include "simd/lanes.h"
 #include "tile_program.h"
@@ -109,31 +112,35 @@ class Execution {
  public:
   Execution(const TileProgram& program, const TileRun& run)
       : program_(program), run_(run), kernels_(kernels()), lanes_(lane_kernels()) {
-    const bool reduces = program.has_reductions();
+    const bool has_rows = program.has_rows();
     rows_ = run.rows, cols_ = run.cols;
-    if (!reduces) choose_rows();
-    streamed_ = reduces && !program.full_after_row() && cols_ > kReduceChunk;
-    flat_ = !reduces && cols_ == 1;
+    if (!has_rows) choose_rows();
+    for (const TileProgram::Step& step : program.steps())
+      if (step.kind == TileProgram::Step::Kind::accumulate) accumulations_.emplace_back(step.op, rows_, cols_);
+    const int64_t whole_rows = accumulations_.empty() ? 1 : Accumulation::kRows;  // of one unit, at least
+    streamed_ = has_rows && !program.full_after_row() && cols_ > kReduceChunk;
+    flat_ = !has_rows && cols_ == 1;
     if (flat_) {
       units_ = (rows_ + kTile - 1) / kTile;
       pitch_ = std::min(rows_, kTile);
     } else if (streamed_) {
       pieces_ = (cols_ + kReduceChunk - 1) / kReduceChunk;
-      units_ = rows_ * pieces_;
+      unit_rows_ = whole_rows;
+      units_ = (rows_ + unit_rows_ - 1) / unit_rows_ * pieces_;
       pitch_ = kReduceChunk;
-      partial_.reset(new uint32_t[static_cast<size_t>(program.reductions() * units_)]);
+      partial_.reset(new uint32_t[static_cast<size_t>(program.reductions() * rows_ * pieces_)]);
     } else {
       tile_rows_ = std::clamp<int64_t>(kTile / cols_, 1, rows_);
-      units_ = (rows_ + tile_rows_ - 1) / tile_rows_;
+      unit_rows_ = (tile_rows_ + whole_rows - 1) / whole_rows * whole_rows;
+      units_ = (rows_ + unit_rows_ - 1) / unit_rows_;
       pitch_ = tile_rows_ * cols_;
     }
     auto lines = [](int64_t n) { return (n + kLineElements - 1) / kLineElements * kLineElements; };
     pitch_ = lines(pitch_);
-    row_pitch_ = reduces ? lines(streamed_ ? kTile : tile_rows_) : 0;
+    row_pitch_ = has_rows ? lines(streamed_ ? kTile : tile_rows_) : 0;
   }
 
   int64_t units() const { return units_; }
-  bool streamed() const { return streamed_; }
 
   // Tiles [begin, end) of the full part, or of everything if the program is not streamed.
   void tiles(int64_t begin, int64_t end) {
@@ -142,26 +149,47 @@ class Execution {
       if (flat_) {
         const int64_t first = unit * kTile, n = std::min(kTile, rows_ - first);
         frame.tile(first, n, 0, 1, n, Part::all, unit);
-      } else if (streamed_) {
-        const int64_t row = unit / pieces_, column = unit % pieces_ * kReduceChunk;
-        const int64_t n = std::min(kReduceChunk, cols_ - column);
-        frame.tile(row * cols_ + column, n, row, 1, n, Part::full, unit);
-      } else {
-        const int64_t row = unit * tile_rows_, rows = std::min(tile_rows_, rows_ - row);
-        frame.tile(row * cols_, rows * cols_, row, rows, cols_, Part::all, unit);
+        continue;
+      }
+      const int64_t begin_row = unit / pieces_ * unit_rows_, end_row = std::min(begin_row + unit_rows_, rows_);
+      const int64_t column = unit % pieces_ * kReduceChunk, n = std::min(kReduceChunk, cols_ - column);
+      for (int64_t row = begin_row; row < end_row; row += tile_rows_) {
+        const int64_t rows = std::min(tile_rows_, end_row - row);
+        if (streamed_)
+          frame.tile(row * cols_ + column, n, row, 1, n, Part::full, row * pieces_ + unit % pieces_);
+        else
+          frame.tile(row * cols_, rows * cols_, row, rows, cols_, Part::all, unit);
       }
     }
   }
 
-  // What follows the reductions of a streamed program.
-  void row_part() {
+  // What follows after all tiles: the row part of a streamed program, and column values.
+  void finish() {
+    if (!streamed_ && accumulations_.empty()) return;
+    for (Accumulation& a : accumulations_) a.finish();
     Frame frame(*this);
-    for (int64_t row = 0; row < rows_; row += kTile)
-      frame.tile(0, 0, row, std::min(kTile, rows_ - row), cols_, Part::rows, 0);
+    if (streamed_)
+      for (int64_t row = 0; row < rows_; row += kTile)
+        frame.tile(0, 0, row, std::min(kTile, rows_ - row), cols_, Part::rows, 0);
+    if (!accumulations_.empty())
+      for (int64_t column = 0; column < cols_; column += kTile) {
+        const int64_t n = std::min(kTile, cols_ - column);
+        frame.tile(column, n, 0, 1, n, Part::columns, 0);
+      }
   }
 
  private:
-  enum class Part : uint8_t { all, full, rows };
+  enum class Part : uint8_t { all, full, rows, columns };
+
+  // Whether a step belongs to a part. Reductions and accumulations take values in one and hand their results on in
+  // another.
+  static bool belongs(const TileProgram::Step& step, Part part) {
+    if (step.kind == TileProgram::Step::Kind::accumulate) return part != Part::rows;
+    if (step.extent == Extent::column) return part == Part::columns;
+    if (part == Part::columns) return false;
+    if (step.kind == TileProgram::Step::Kind::reduce) return true;
+    return part != (step.extent == Extent::full ? Part::rows : Part::full);
+  }
 
   // Whether an access consists of the rows of this execution, each one run or one element.
   bool has_rows(const TileAccess& a) const {
@@ -184,12 +212,15 @@ class Execution {
   struct Frame {
     explicit Frame(Execution& e) : x(e) {
       const auto& program = e.program_;
-      buffers =
-          scratch(static_cast<size_t>(program.full_slots() * e.pitch_ + program.row_slots() * e.row_pitch_) * 4 + 64);
+      buffers = scratch(static_cast<size_t>(program.slots(Extent::full) * e.pitch_ +
+                                            program.slots(Extent::row) * e.row_pitch_ +
+                                            program.slots(Extent::column) * kTile) *
+                            4 +
+                        64);
       const auto& values = program.values();
       for (size_t v = 0; v < values.size(); v++) {
         vector[v] = 1;
-        pitch[v] = e.flat_ ? 0 : e.cols_ * 4;
+        pitch[v] = e.flat_ || values[v].extent == Extent::column ? 0 : e.cols_ * 4;
         if (values[v].from == TileProgram::Value::From::scalar) {
           const uint16_t i = values[v].index;
           place[v] = reinterpret_cast<const char*>(i & 0x8000 ? &program.constants()[i & 0x7fff] : &e.run_.scalars[i]);
@@ -203,12 +234,15 @@ class Execution {
 
     const char* buffer(const TileProgram::Value& v) const {
       const auto& program = x.program_;
-      const int64_t at =
-          v.extent == Extent::full ? v.slot * x.pitch_ : program.full_slots() * x.pitch_ + v.slot * x.row_pitch_;
+      const int64_t rows = program.slots(Extent::full) * x.pitch_,
+                    columns = rows + program.slots(Extent::row) * x.row_pitch_;
+      const int64_t at = v.extent == Extent::full  ? v.slot * x.pitch_
+                         : v.extent == Extent::row ? rows + v.slot * x.row_pitch_
+                                                   : columns + v.slot * kTile;
       return buffers + at * 4;
     }
 
-    // Elements [first, first + n), which are rows [row, row + rows) or `n` columns of one row.
+    // Elements [first, first + n), which are rows [row, row + rows), `n` columns of one row, or columns.
     void tile(int64_t first, int64_t n, int64_t row, int64_t rows, int64_t cols, Part part, int64_t unit) {
       const auto& program = x.program_;
       // Values that a direct store puts into memory are computed there.
@@ -219,18 +253,17 @@ class Execution {
         if (!step.direct || !is_lane_type(dtype)) continue;
         const ValueId v = step.in[0];
         if (a.contiguous()) {
-          place[v] = a.base + (step.extent == Extent::full ? first : row) * 4;
-          pitch[v] = cols * 4;
+          place[v] = a.base + (step.extent == Extent::row ? row : first) * 4;
+          pitch[v] = step.extent == Extent::column ? 0 : cols * 4;
         } else if (step.extent == Extent::full && x.has_rows(a) && a.stride[1] == 1 && a.stride[0] > 0) {
           place[v] = a.base + (row * a.stride[0] + first % x.cols_) * 4;
           pitch[v] = a.stride[0] * 4;
         }
       }
-      int reduction = 0;
+      int reduction = 0, accumulation = 0;
       for (const TileProgram::Step& step : program.steps()) {
-        const bool is_reduce = step.kind == TileProgram::Step::Kind::reduce;
-        if (is_reduce ? false : part == (step.extent == Extent::full ? Part::rows : Part::full)) continue;
-        const int64_t begin = step.extent == Extent::full ? first : row, count = step.extent == Extent::full ? n : rows;
+        if (!belongs(step, part)) continue;
+        const int64_t begin = step.extent == Extent::row ? row : first, count = step.extent == Extent::row ? rows : n;
         switch (step.kind) {
           case TileProgram::Step::Kind::load:
             load(step, begin, count, rows, cols);
@@ -271,6 +304,15 @@ class Execution {
             break;
           case TileProgram::Step::Kind::reduce:
             reduce(step, reduction++, n, row, rows, cols, part, unit);
+            break;
+          case TileProgram::Step::Kind::accumulate:
+            accumulate(step, x.accumulations_[static_cast<size_t>(accumulation++)], first, n, row, rows, cols, part);
+            break;
+          case TileProgram::Step::Kind::gather:
+            gather(step, rows, cols);
+            break;
+          case TileProgram::Step::Kind::scatter:
+            scatter(step, rows, cols);
             break;
           case TileProgram::Step::Kind::gone:
             break;
@@ -354,6 +396,12 @@ class Execution {
       }
       const int64_t out_pitch = step.extent == Extent::full ? pitch[step.out] : 0;
       by_rows |= step.extent == Extent::full && rows > 1 && out_pitch != cols * 4;
+      // One number for all: the same operation on numbers is done once.
+      const bool number = step.extent == Extent::full && !vectors && !per_row[0] && !per_row[1] && !per_row[2] &&
+                          out == buffer(values[step.out]) && step.op != LaneOp::copy && step.op != LaneOp::uniform_bits;
+      vector[step.out] = !number;
+      if (number) pitch[step.out] = 0;
+      if (number) return kernel(out, in[0], in[1], in[2], vectors, {1, begin});
       if (!by_rows) return kernel(out, in[0], in[1], in[2], vectors, {n, begin});
       // The result may lie over a number that all rows need.
       uint32_t ones[3];
@@ -370,7 +418,7 @@ class Execution {
                 int64_t unit) {
       const LaneKernels::Reduce kernel = x.lanes_.reduce[static_cast<int>(step.op)];
       char* out = const_cast<char*>(place[step.out]);
-      uint32_t* partial = x.partial_.get() + static_cast<size_t>(which) * x.units_;
+      uint32_t* partial = x.partial_.get() + static_cast<size_t>(which * x.rows_ * x.pieces_);
       const ValueId v = step.in[0];
       if (part == Part::rows) {
         for (int64_t r = 0; r < rows; r++) tree(kernel, out + r * 4, partial + (row + r) * x.pieces_, x.pieces_);
@@ -390,6 +438,50 @@ class Execution {
       if (part == Part::full) return kernel(partial + unit, in, n, 1, 0);
       if (cols <= kReduceChunk) return kernel(out, in, cols, rows, from_row);
       for (int64_t r = 0; r < rows; r++) tree(kernel, out + r * 4, in + r * from_row, cols);
+    }
+
+    // Lanes of row r of a value in this tile; `all`: whether there is one for each column.
+    const char* lanes_of(ValueId v, int64_t r, bool& all) const {
+      const bool row_value = x.program_.values()[v].extent == Extent::row;
+      all = vector[v] && !row_value;
+      return place[v] + r * (row_value ? (vector[v] ? 4 : 0) : pitch[v]);
+    }
+
+    void accumulate(const TileProgram::Step& step, Accumulation& sums, int64_t first, int64_t n, int64_t row,
+                    int64_t rows, int64_t cols, Part part) {
+      if (part == Part::columns) {
+        std::memcpy(const_cast<char*>(place[step.out]), sums.result() + first * 4, static_cast<size_t>(n) * 4);
+        return;
+      }
+      bool all;
+      const char* lanes = lanes_of(step.in[0], 0, all);
+      sums.add(row, rows, first % x.cols_, lanes, lanes_of(step.in[0], 1, all) - lanes, all, cols);
+    }
+
+    int64_t column_of(ValueId index, int64_t r) const {
+      bool all;
+      return *reinterpret_cast<const int32_t*>(lanes_of(index, r, all));
+    }
+
+    void gather(const TileProgram::Step& step, int64_t rows, int64_t cols) {
+      auto* out = reinterpret_cast<uint32_t*>(const_cast<char*>(place[step.out]));
+      for (int64_t r = 0; r < rows; r++) {
+        bool all;
+        const char* lanes = lanes_of(step.in[0], r, all);
+        const int64_t column = column_of(step.in[1], r);
+        out[r] = column < 0 || column >= cols ? 0 : reinterpret_cast<const uint32_t*>(lanes)[all ? column : 0];
+      }
+    }
+
+    void scatter(const TileProgram::Step& step, int64_t rows, int64_t cols) {
+      for (int64_t r = 0; r < rows; r++) {
+        bool all;
+        const char* lane = lanes_of(step.in[0], r, all);
+        const int64_t column = column_of(step.in[1], r);
+        auto* out = reinterpret_cast<uint32_t*>(const_cast<char*>(place[step.out]) + r * pitch[step.out]);
+        std::fill_n(out, cols, 0u);
+        if (column >= 0 && column < cols) std::memcpy(out + column, lane, 4);
+      }
     }
 
     static void tree(LaneKernels::Reduce kernel, void* out, const void* in, int64_t n) {
@@ -414,8 +506,9 @@ class Execution {
   const Kernels& kernels_;
   const LaneKernels& lanes_;
   bool streamed_ = false, flat_ = false;
-  int64_t rows_, cols_, units_ = 0, pieces_ = 1, tile_rows_ = 1, pitch_ = 0, row_pitch_ = 0;
+  int64_t rows_, cols_, units_ = 0, pieces_ = 1, tile_rows_ = 1, unit_rows_ = 1, pitch_ = 0, row_pitch_ = 0;
   std::unique_ptr<uint32_t[]> partial_;  // of each reduction: rows * pieces
+  std::vector<Accumulation> accumulations_;
 };
 
 double work(const TileProgram& program, const TileRun& run) {
@@ -436,7 +529,7 @@ void run(const TileProgram& program, std::span<const TileRun> runs, const TilePa
         parallel(e.units(), [&](int64_t begin, int64_t end) { e.tiles(begin, end); });
       else
         e.tiles(0, e.units());
-      if (e.streamed()) e.row_part();
+      e.finish();
     }
     return;
   }
@@ -457,8 +550,7 @@ void run(const TileProgram& program, std::span<const TileRun> runs, const TilePa
       begin = stop;
     }
   });
-  for (auto& e : all)
-    if (e->streamed()) e->row_part();
+  for (auto& e : all) e->finish();
 }
 
 }  // namespace neuron

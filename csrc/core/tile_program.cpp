@@ -44,14 +44,15 @@ ValueId TileProgram::map(LaneOp op, ValueId a, ValueId b, ValueId c) {
   step.in[0] = a;
   step.in[1] = b;
   step.in[2] = c;
-  bool full = false, scalar = true, row = false;
+  bool full = false, scalar = true, row = false, column = false;
   for (ValueId v : step.in) {
     if (v == kNone || values_[v].from == Value::From::scalar) continue;
     scalar = false;
     full |= values_[v].extent == Extent::full;
     row |= values_[v].extent == Extent::row;
+    column |= values_[v].extent == Extent::column;
   }
-  step.extent = scalar ? extent_of_numbers_ : full ? Extent::full : Extent::row;
+  step.extent = scalar ? extent_of_numbers_ : full ? Extent::full : column ? Extent::column : Extent::row;
   if (step.extent == Extent::full && row) full_after_row_ = true;
   step.out = add(Value::From::step, step.extent, static_cast<uint16_t>(steps_.size()));
   steps_.push_back(step);
@@ -76,6 +77,39 @@ ValueId TileProgram::reduce(LaneOp op, ValueId a) {
   step.out = add(Value::From::step, Extent::row, static_cast<uint16_t>(steps_.size()));
   steps_.push_back(step);
   reductions_++;
+  return step.out;
+}
+
+ValueId TileProgram::accumulate(LaneOp op, ValueId a) {
+  Step step{Step::Kind::accumulate};
+  if (values_[a].extent == Extent::row && values_[a].from != Value::From::scalar) full_after_row_ = true;
+  step.op = op;
+  step.in[0] = a;
+  step.extent = Extent::column;
+  step.out = add(Value::From::step, Extent::column, static_cast<uint16_t>(steps_.size()));
+  steps_.push_back(step);
+  accumulations_++;
+  return step.out;
+}
+
+ValueId TileProgram::gather(ValueId a, ValueId index) {
+  Step step{Step::Kind::gather};
+  step.in[0] = a;
+  step.in[1] = index;
+  step.extent = Extent::row;
+  full_after_row_ = true;
+  step.out = add(Value::From::step, Extent::row, static_cast<uint16_t>(steps_.size()));
+  steps_.push_back(step);
+  return step.out;
+}
+
+ValueId TileProgram::scatter(ValueId a, ValueId index) {
+  Step step{Step::Kind::scatter};
+  step.in[0] = a;
+  step.in[1] = index;
+  full_after_row_ = true;
+  step.out = add(Value::From::step, Extent::full, static_cast<uint16_t>(steps_.size()));
+  steps_.push_back(step);
   return step.out;
 }
 
@@ -187,8 +221,7 @@ void TileProgram::seal() {
     taken[store.in[0]] = safe;
   }
   // Buffers: a value takes a free one at its step and gives it back after its last use.
-  std::vector<uint16_t> free[2];
-  int count[2] = {0, 0};
+  std::vector<uint16_t> free[kExtents];
   std::vector<std::vector<ValueId>> ends(steps_.size());
   for (size_t i = 0; i < steps_.size(); i++) {
     Step& step = steps_[i];
@@ -209,7 +242,7 @@ void TileProgram::seal() {
       Value& v = values_[step.out];
       auto& pool = free[static_cast<int>(v.extent)];
       if (pool.empty()) {
-        v.slot = static_cast<uint16_t>(count[static_cast<int>(v.extent)]++);
+        v.slot = static_cast<uint16_t>(slots_[static_cast<int>(v.extent)]++);
       } else {
         v.slot = pool.back();
         pool.pop_back();
@@ -220,8 +253,16 @@ void TileProgram::seal() {
       for (ValueId v : step.in)
         if (v != kNone && values_[v].from != Value::From::scalar && values_[v].last == i && i + 1 < steps_.size())
           ends[i + 1].push_back(v);
-    // Weights from the kernels' measured times.
-    if (step.kind == Step::Kind::map)
+    // Weights from the kernels' measured times. What is done once a row or column costs nothing, nor does a row of
+    // plain memory of which one element is looked up.
+    const bool looked_up = step.kind == Step::Kind::load && accesses_[step.access].dtype == Dtype::float32 &&
+                           std::all_of(steps_.begin(), steps_.end(), [&](const Step& s) {
+                             return s.kind == Step::Kind::gather || std::find(s.in, s.in + 3, step.out) == s.in + 3;
+                           });
+    const bool sums = step.kind == Step::Kind::reduce || step.kind == Step::Kind::accumulate;
+    if (looked_up || (step.extent != Extent::full && !sums))
+      continue;
+    else if (step.kind == Step::Kind::map)
       cost_ += step.op == LaneOp::pow                                                              ? 5
                : step.op >= LaneOp::exp_neg || (step.op >= LaneOp::exp && step.op <= LaneOp::cosh) ? 0.8
                : step.op == LaneOp::uniform_bits                                                   ? 0.8
@@ -229,8 +270,6 @@ void TileProgram::seal() {
     else
       cost_ += 0.1;
   }
-  full_slots_ = count[0];
-  row_slots_ = count[1];
 }
 
 std::string TileProgram::text() const {
@@ -245,12 +284,16 @@ std::string TileProgram::text() const {
       out << " s" << x.index;
   };
   for (const Step& step : steps_) {
-    if (step.out != kNone) out << "v" << step.out << (step.extent == Extent::row ? "[rows] =" : " =");
+    constexpr const char* kAssign[kExtents] = {" =", "[rows] =", "[columns] ="};
+    if (step.out != kNone) out << "v" << step.out << kAssign[static_cast<int>(step.extent)];
     if (step.kind == Step::Kind::load)
       out << " load m" << step.access << ":" << info(accesses_[step.access].dtype).name;
     if (step.kind == Step::Kind::store)
       out << "store m" << step.access << ":" << info(accesses_[step.access].dtype).name;
-    if (step.kind == Step::Kind::map || step.kind == Step::Kind::reduce) out << " " << info(step.op).name;
+    if (step.kind == Step::Kind::gather) out << " gather";
+    if (step.kind == Step::Kind::scatter) out << " scatter";
+    if (step.kind == Step::Kind::map || step.kind == Step::Kind::reduce || step.kind == Step::Kind::accumulate)
+      out << " " << info(step.op).name;
     for (ValueId v : step.in)
       if (v != kNone) value(v);
     out << "\n";

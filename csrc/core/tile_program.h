@@ -2,8 +2,9 @@
 // what the fuser makes of PyTorch's operators. Structure only: sizes, strides, addresses and numbers come with each run
 // (TileRun), so that one program serves all shapes.
 //
-// Values have an extent: full (rows * cols elements) or row (one for each row; only reductions and what follows from
-// them). Programs without reductions have one column. A value comes from memory (an access), from a number (a scalar)
+// Values have an extent: full (rows * cols elements), row (one for each row; only reductions and what follows from
+// them) or column (one for each column; only accumulations and what follows from them: they are computed after all
+// others). Programs without reductions have one column. A value comes from memory (an access), from a number (a scalar)
 // or from a step.
 #pragma once
 #include <cstdint>
@@ -17,7 +18,8 @@
 
 namespace neuron {
 
-enum class Extent : uint8_t { full, row };
+enum class Extent : uint8_t { full, row, column };
+inline constexpr int kExtents = 3;
 
 using ValueId = uint16_t;
 
@@ -35,9 +37,9 @@ class TileProgram {
   };
   // What runs, in order: loads, operations, stores.
   struct Step {
-    enum class Kind : uint8_t { load, map, reduce, store, gone } kind;
+    enum class Kind : uint8_t { load, map, reduce, accumulate, gather, scatter, store, gone } kind;
     LaneOp op = LaneOp::copy;
-    Extent extent = Extent::full;  // of the result; of a reduction's result: row
+    Extent extent = Extent::full;  // of the result; of a reduction's result: row; of an accumulation's: column
     ValueId out = kNone;
     ValueId in[3] = {kNone, kNone, kNone};
     uint16_t access = 0;  // of loads and stores
@@ -56,6 +58,11 @@ class TileProgram {
   ValueId constant(uint32_t bits);  // a number that belongs to the program
   ValueId map(LaneOp op, ValueId a, ValueId b = kNone, ValueId c = kNone);
   ValueId reduce(LaneOp op, ValueId a);      // over columns
+  ValueId accumulate(LaneOp op, ValueId a);  // a reduction over rows; see accumulate.h
+  // The element of each row whose column `index`, a row value, says; 0 if there is no such column.
+  ValueId gather(ValueId a, ValueId index);
+  // Full: the row value `a` in the column that `index` says, 0 in the others.
+  ValueId scatter(ValueId a, ValueId index);
   ValueId expand(ValueId a, Extent extent);  // a number or row value, one for each row or element
   void store(uint16_t access, ValueId value);
   void seal();  // buffers, and which stores are direct
@@ -63,7 +70,8 @@ class TileProgram {
   Extent extent(ValueId v) const { return values_[v].extent; }
   // Extent of steps whose inputs are all numbers.
   void set_extent_of_numbers(Extent e) { extent_of_numbers_ = e; }
-  bool has_reductions() const { return reductions_ > 0; }
+  // Whether rows and columns are told apart.
+  bool has_rows() const { return reductions_ > 0 || accumulations_ > 0 || full_after_row_; }
   bool full_after_row() const { return full_after_row_; }
 
   const std::vector<Value>& values() const { return values_; }
@@ -71,9 +79,9 @@ class TileProgram {
   const std::vector<Access>& accesses() const { return accesses_; }
   const std::vector<uint32_t>& constants() const { return constants_; }
   int scalars() const { return scalars_; }
-  int full_slots() const { return full_slots_; }
-  int row_slots() const { return row_slots_; }
+  int slots(Extent e) const { return slots_[static_cast<int>(e)]; }
   int reductions() const { return reductions_; }
+  int accumulations() const { return accumulations_; }
   size_t size() const { return steps_.size(); }
   // Nanoseconds of one element, roughly.
   double cost() const { return cost_; }
@@ -91,8 +99,9 @@ class TileProgram {
   std::vector<Access> accesses_;
   std::vector<uint32_t> constants_;
   std::vector<std::pair<ValueId, uint16_t>> constant_values_;
-  int scalars_ = 0, full_slots_ = 0, row_slots_ = 0, reductions_ = 0;
-  bool full_after_row_ = false;  // some full value depends on a row value
+  int scalars_ = 0, reductions_ = 0, accumulations_ = 0;
+  int slots_[kExtents] = {};
+  bool full_after_row_ = false;  // some full value depends on a row value, or a row value on one element
   Extent extent_of_numbers_ = Extent::full;
   double cost_ = 0;
 };

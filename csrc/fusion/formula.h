@@ -31,6 +31,7 @@ struct Formula {
   V number(int i) const { return {&l, l.scalar(i)}; }
   V c(float value) const { return {&l, l.constant(value)}; }
   V reduce(LaneOp op, V v) const { return {&l, l.reduce(op, v)}; }
+  V accumulate(LaneOp op, V v) const { return {&l, l.accumulate(op, v)}; }
   void out(int i, V v) const { l.out(i, v); }
 };
 

@@ -29,6 +29,9 @@ Lanes Lowering::op(LaneOp op, Lanes a, Lanes b, Lanes c) {
 }
 
 Lanes Lowering::reduce(LaneOp op, Lanes a) { return {program_.reduce(op, a.id), info(op).out == Lane::f32}; }
+Lanes Lowering::accumulate(LaneOp op, Lanes a) { return {program_.accumulate(op, a.id), info(op).out == Lane::f32}; }
+Lanes Lowering::gather(Lanes a, Lanes index) { return {program_.gather(a.id, index.id), a.floating}; }
+Lanes Lowering::scatter(Lanes a, Lanes index) { return {program_.scatter(a.id, index.id), a.floating}; }
 
 Lanes Lowering::convert(Lanes v, Dtype from, Dtype to) {
   if (from == to) return v;

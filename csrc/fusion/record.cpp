@@ -7,6 +7,8 @@
 
 #include <ATen/MemoryOverlap.h>
 
+#include <algorithm>
+
 #include "aten/factories.h"
 #include "layout.h"
 #include "pointwise.h"
@@ -80,6 +82,25 @@ bool usable(const Tensor& t) {
   return has_twin(storage) && storage.data() != nullptr && dtype_of(t.scalar_type()).has_value();
 }
 
+namespace {
+
+// Whether no two elements of a tensor provably share memory: each dim steps over all that faster ones reach.
+bool elements_are_apart(const Tensor& t) {
+  if (t.is_non_overlapping_and_dense()) return true;
+  c10::SmallVector<std::pair<int64_t, int64_t>, 6> dims;  // stride, size
+  for (int64_t d = 0; d < t.dim(); d++)
+    if (t.size(d) > 1) dims.emplace_back(t.stride(d), t.size(d));
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 0;
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reach) return false;
+    reach += (size - 1) * stride;
+  }
+  return true;
+}
+
+}  // namespace
+
 bool record_pointwise(const Call& call, Tensor& out) {
   const auto compute = dtype_of(call.compute), result = dtype_of(call.result);
   if (!compute || !result) return false;
@@ -99,7 +120,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
   Layout layout;
   if (!plan_layout(call.inputs, out, call.row.overwrites, layout)) return false;
   if (given) {
-    if (!layout.flat && at::has_internal_overlap(out) != at::MemOverlap::No) return false;
+    if (!layout.flat && !elements_are_apart(out)) return false;
     for (const Tensor* t : call.inputs) {
       if (t->storage().unsafeGetStorageImpl() != out.storage().unsafeGetStorageImpl()) continue;
       const at::MemOverlapStatus status = at::get_overlap_status(out, *t);
@@ -140,7 +161,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
     beside.dtype = *dtype_of(call.second_type);
   }
   DtypeUse use;
-  account(call.counter, use);
+  if (call.counted) account(call.counter, use);
 
   Node node{};
   node.row = &call.row;

@@ -34,6 +34,7 @@ struct Call {
   uint8_t numbers = 0;                        // tensor arguments that are numbers
   Tensor* second = nullptr;                   // a second new result, laid out like the first
   c10::ScalarType second_type = c10::ScalarType::Undefined;
+  bool counted = true;  // the node is the first of its operator
 };
 
 // Records a call whose result has the broadcast shape of its inputs. `out`: where to write, or undefined: then it

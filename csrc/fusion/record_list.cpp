@@ -7,12 +7,9 @@
 
 namespace neuron::fusion {
 
-void ListCall::list(at::TensorList tensors, bool written) {
-  if (written) {
-    in_place_ = tensors;
-    writes_ = true;
-  }
-  if (!written || !row_->overwrites) lists_.push_back({tensors, nullptr});
+void ListCall::list(at::TensorList tensors, bool written, bool read) {
+  if (written) written_.push_back(tensors);
+  if (read && (!written || !row_->overwrites)) lists_.push_back({tensors});
 }
 
 namespace {
@@ -49,7 +46,8 @@ void flat(Place& p, const Tensor& t, Dtype dtype, int64_t stride) {
 }  // namespace
 
 bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
-  const at::TensorList first = writes_ ? in_place_ : lists_.empty() ? at::TensorList() : lists_[0].members;
+  const bool writes = !written_.empty();
+  const at::TensorList first = writes ? written_[0] : lists_.empty() ? at::TensorList() : lists_[0].members;
   const size_t members = first.size();
   if (members == 0 || members > 4096) return false;
   const c10::ScalarType type = first[0].scalar_type();
@@ -59,30 +57,44 @@ bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
   const c10::DeviceIndex index = first[0].device().index();
   for (const List& l : lists_) {
     if (l.one) {
-      if (!usable(*l.one) || l.one->dim() != 0 || l.one->scalar_type() != type || l.one->device().index() != index)
+      if (!usable(*l.one) || l.one->dim() != 0 || l.one->device().index() != index ||
+          (l.one->scalar_type() != type && (!row_->reads_float32 || l.one->scalar_type() != at::kFloat)))
         return false;
       continue;
     }
     if (l.members.size() != members) return false;
     for (size_t m = 0; m < members; m++) {
       const Tensor& t = l.members[m];
+      if (l.steps) {
+        if (!usable(t) || t.numel() != 1 || t.scalar_type() != at::kFloat || t.device().index() != index) return false;
+        continue;
+      }
       if (!usable(t) || t.scalar_type() != type || t.device().index() != index || t.sizes() != first[m].sizes() ||
           t.strides() != first[m].strides() || !t.is_non_overlapping_and_dense())
         return false;
     }
   }
-  if (writes_) {
+  if (writes) {
     std::vector<Interval> written;
-    for (const Tensor& t : in_place_) {
-      if (!usable(t) || t.scalar_type() != type || !t.is_non_overlapping_and_dense() || t.device().index() != index)
-        return false;
-      written.push_back(bytes_of(t));
+    for (const at::TensorList& list : written_) {
+      if (list.size() != members) return false;
+      for (size_t m = 0; m < members; m++) {
+        const Tensor& t = list[m];
+        if (!usable(t) || t.scalar_type() != type || !t.is_non_overlapping_and_dense() || t.device().index() != index ||
+            t.sizes() != first[m].sizes() || t.strides() != first[m].strides())
+          return false;
+        written.push_back(bytes_of(t));
+      }
     }
     if (!apart(written)) return false;
     for (const List& l : lists_) {
       if (l.one && meets(written, bytes_of(*l.one))) return false;
-      for (size_t m = 0; m < l.members.size(); m++)
-        if (bytes_of(l.members[m]) != bytes_of(in_place_[m]) && meets(written, bytes_of(l.members[m]))) return false;
+      for (size_t m = 0; m < l.members.size(); m++) {
+        const Interval bytes = bytes_of(l.members[m]);
+        const bool same = std::any_of(written_.begin(), written_.end(),
+                                      [&](const at::TensorList& list) { return bytes_of(list[m]) == bytes; });
+        if ((l.steps || !same) && meets(written, bytes)) return false;
+      }
     }
   }
   if (row_->for_number && numbers_.size() == 1 && numbers_[0].size() == 1 && !numbers_[0][0].isComplex())
@@ -100,7 +112,7 @@ bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
     }
 
   std::vector<Tensor> made;
-  if (!writes_)
+  if (!writes)
     for (const Tensor& t : first) {
       Tensor out = uninitialised(static_cast<size_t>(t.numel()) * t.itemsize(), t.dtype(), index);
       out.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
@@ -112,7 +124,7 @@ bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
   node.row = row_;
   node.compute = node.result = *compute;
   node.inputs = static_cast<uint8_t>(lists_.size());
-  node.outputs = 1;
+  node.outputs = static_cast<uint8_t>(writes ? written_.size() : 1);
   node.scalars = static_cast<uint8_t>(numbers_.size());
   node.row_space = kNone;
   std::vector<int64_t> counts;
@@ -124,7 +136,7 @@ bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
     for (size_t m = 0; m < members; m++) {
       const Tensor& t = member(m);
       c10::StorageImpl& storage = *t.storage().unsafeGetStorageImpl();
-      flat(places[m], t, *compute, stride);
+      flat(places[m], t, *dtype_of(t.scalar_type()), stride);
       const bool whole = written && static_cast<size_t>(t.numel()) * t.itemsize() == storage.nbytes();
       places[m].storage = recording.storage(storage, whole);
     }
@@ -133,12 +145,14 @@ bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
   for (size_t i = 0; i < lists_.size(); i++) {
     const List& l = lists_[i];
     if (!l.one) {
-      node.in[i] = operand([&](size_t m) -> const Tensor& { return l.members[m]; }, false, 1);
+      node.in[i] = operand([&](size_t m) -> const Tensor& { return l.members[m]; }, false, !l.steps);
       continue;
     }
     node.in[i] = operand([&](size_t) -> const Tensor& { return *l.one; }, false, 0);
   }
-  node.out[0] = operand([&](size_t m) -> const Tensor& { return writes_ ? in_place_[m] : made[m]; }, true, 1);
+  for (int i = 0; i < node.outputs; i++)
+    node.out[i] = operand(
+        [&](size_t m) -> const Tensor& { return writes ? written_[static_cast<size_t>(i)][m] : made[m]; }, true, 1);
   node.space = recording.space(counts);
   recording.append(node, scalars);
   recording.finish();

@@ -9,8 +9,10 @@ namespace neuron::fusion {
 class ListCall {
  public:
   explicit ListCall(const Row& row) : row_(&row) {}
-  void list(at::TensorList tensors, bool written);
+  void list(at::TensorList tensors, bool written, bool read = true);
   void tensor(const Tensor& t) { lists_.push_back({{}, &t}); }
+  // A tensor of one element for each member, in float32: to be read raw.
+  void steps(at::TensorList tensors) { lists_.push_back({tensors, nullptr, true}); }
   void number(const c10::Scalar& s) { numbers_.push_back({s}); }
   void numbers(at::ArrayRef<c10::Scalar> s) { numbers_.emplace_back(s.begin(), s.end()); }
 
@@ -20,12 +22,12 @@ class ListCall {
  private:
   struct List {
     at::TensorList members;
-    const Tensor* one;  // instead: a tensor without dimensions, for all members
+    const Tensor* one = nullptr;  // instead: a tensor without dimensions, for all members
+    bool steps = false;
   };
   const Row* row_;
   c10::SmallVector<List, 4> lists_;
-  at::TensorList in_place_;
-  bool writes_ = false;
+  c10::SmallVector<at::TensorList, 4> written_;
   c10::SmallVector<std::vector<c10::Scalar>, 2> numbers_;
 };
 

@@ -1,7 +1,9 @@
-// Rule: rows. Reductions are recorded over dims that lie fast in memory; others are library operators.
+// Rule: rows. What is reduced are the elements of a row if they lie fast in memory, else the rows of a program whose
+// columns stay, if a row is one run in memory; other reductions are library operators.
 //
-// Reason: a row is reduced in one tree that depends on its length alone. Rows whose elements lie far apart would be
-// gathered element by element, at a multiple of the cost of PyTorch's kernel.
+// Reason: a row is reduced in one tree that depends on its length alone, and so is a column. Rows whose elements lie
+// far apart would be gathered element by element, at a multiple of the cost of PyTorch's kernel, and share no program
+// with operators that walk through memory.
 #include "record_rows.h"
 
 #include "aten/factories.h"
@@ -21,15 +23,15 @@ void flat(Place& p, int64_t elements) {
 
 }  // namespace
 
-RowsCall::RowsCall(const Row& row, OpCounter& counter, at::IntArrayRef shape, const bool* reduced)
+RowsCall::RowsCall(const Row& row, OpCounter& counter, at::IntArrayRef shape, const bool* columns)
     : row_(row), counter_(counter) {
   layout_.ndim = static_cast<int>(shape.size());
   std::copy(shape.begin(), shape.end(), layout_.size);
-  std::copy(reduced, reduced + shape.size(), reduced_);
+  std::copy(columns, columns + shape.size(), column_dims_);
   int at = 0;
   for (bool part : {false, true})
     for (int d = 0; d < layout_.ndim; d++)
-      if (reduced_[d] == part) {
+      if (column_dims_[d] == part) {
         (part ? columns_ : rows_) *= shape[d];
         layout_.order[at++] = d;
       }
@@ -39,13 +41,18 @@ RowsCall::RowsCall(const Row& row, OpCounter& counter, at::IntArrayRef shape, co
 bool RowsCall::columns_are_fast(const Tensor& t) const {
   int64_t fast[2] = {INT64_MAX, INT64_MAX};
   for (int d = 0; d < layout_.ndim; d++)
-    if (layout_.size[d] > 1) fast[reduced_[d]] = std::min(fast[reduced_[d]], t.stride(d));
+    if (layout_.size[d] > 1) fast[column_dims_[d]] = std::min(fast[column_dims_[d]], t.stride(d));
   return columns_ == 1 || fast[1] <= fast[0];
 }
 
-bool RowsCall::input(const Tensor& t, const Place& place) {
-  if (inputs_.size() >= static_cast<size_t>(kMaxInputs) || !usable(t) || is_integer(*dtype_of(t.scalar_type())) ||
-      (index_ != -1 && t.device().index() != index_))
+bool RowsCall::rows_are_runs(const Tensor& t) const {
+  Place p;
+  return place_of(t, layout_, p) && p.ndim && p.stride[p.ndim - 1] == 1 && p.size[p.ndim - 1] >= columns_;
+}
+
+bool RowsCall::input(const Tensor& t, const Place& place, bool integer) {
+  if (inputs_.size() >= static_cast<size_t>(kMaxInputs) || !usable(t) ||
+      is_integer(*dtype_of(t.scalar_type())) != integer || (index_ != -1 && t.device().index() != index_))
     return false;
   index_ = t.device().index();
   Place& p = in_[inputs_.size()];
@@ -62,10 +69,47 @@ bool RowsCall::full(const Tensor& t) {
   return input(t, p);
 }
 
+bool RowsCall::full_flat(const Tensor& t) {
+  Place p;
+  flat(p, layout_.elements);
+  return t.numel() == layout_.elements && t.is_contiguous() && input(t, p);
+}
+
 bool RowsCall::per_row(const Tensor& t) {
   Place p;
   flat(p, rows_);
-  return t.numel() == rows_ && t.is_contiguous() && input(t, p);
+  if (t.numel() != rows_ || (!t.is_contiguous() && t.dim() != 1)) return false;
+  if (!t.is_contiguous()) p.stride[0] = t.stride(0);
+  return input(t, p);
+}
+
+bool RowsCall::per_channel(const Tensor& t, int64_t inner) {
+  Place p;
+  p.ndim = 0;
+  const int64_t channels = t.numel(), outer = layout_.elements / (channels * inner);
+  for (auto [size, stride] : {std::pair<int64_t, int64_t>{outer, 0}, {channels, 1}, {inner, 0}})
+    if (size > 1) p.size[p.ndim] = size, p.stride[p.ndim++] = stride;
+  return t.is_contiguous() && outer * channels * inner == layout_.elements && input(t, p);
+}
+
+bool RowsCall::per_rows(const Tensor& t, int64_t repeats) {
+  Place p;
+  p.ndim = 0;
+  for (auto [size, stride] : {std::pair<int64_t, int64_t>{t.numel(), 1}, {repeats, 0}})
+    if (size > 1) p.size[p.ndim] = size, p.stride[p.ndim++] = stride;
+  return t.is_contiguous() && t.numel() * repeats == rows_ && input(t, p);
+}
+
+bool RowsCall::labels(const Tensor& t) {
+  Place p;
+  flat(p, rows_);
+  return input(t, p, true);
+}
+
+bool RowsCall::single(const Tensor& t) {
+  Place p;
+  p.ndim = 0;
+  return t.numel() == 1 && input(t, p);
 }
 
 bool RowsCall::per_column(const Tensor& t) {
@@ -92,10 +136,11 @@ Tensor RowsCall::full_result(c10::ScalarType type, at::IntArrayRef sizes) {
   return result(type, sizes, rows_ * columns_);
 }
 Tensor RowsCall::row_result(c10::ScalarType type, at::IntArrayRef sizes) { return result(type, sizes, rows_); }
+Tensor RowsCall::column_result(c10::ScalarType type, at::IntArrayRef sizes) { return result(type, sizes, columns_); }
 
-void RowsCall::record() {
+void RowsCall::record(bool counted) {
   DtypeUse use;
-  account(counter_, use);
+  if (counted) account(counter_, use);
   Node node{};
   node.row = &row_;
   node.compute = node.result = Dtype::float32;

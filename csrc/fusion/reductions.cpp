@@ -1,9 +1,11 @@
-// Rows: sums, means and extremes over dims, softmax and norms, and their backward forms. Everything inside one operator
-// is fp32; its results are rounded once.
+// Rows: sums, means, extremes and norms over dims, softmax, and their backward forms. Everything inside one operator is
+// fp32; its results are rounded once.
 #include <ATen/core/Reduction.h>
 
-#include "aten/direct.h"
+#include <span>
+
 #include "formula.h"
+#include "operator.h"
 #include "record_rows.h"
 
 namespace neuron::fusion {
@@ -15,6 +17,34 @@ using L = LaneOp;
 constexpr Row reduces(const char* name, void (*lower)(Lowering&, const Row&), uint8_t row_inputs, uint8_t row_outputs) {
   return {.name = name, .lower = lower, .types = kFloats, .row_inputs = row_inputs, .row_outputs = row_outputs};
 }
+
+// What is reduced: the elements of each row, or (Across) those of each column.
+template <bool Across>
+V total(const Formula& k, L op, V v) {
+  return Across ? k.accumulate(op, v) : k.reduce(op, v);
+}
+
+// A reduction to one value, given by a formula, in both directions.
+#define REDUCTION(ID, NAME, ...)                                                      \
+  template <bool Across>                                                              \
+  void lower_##ID(Lowering& l, const Row&) {                                          \
+    const Formula k{l};                                                               \
+    k.out(0, [&]()->V __VA_ARGS__());                                                 \
+  }                                                                                   \
+  constexpr Row ID[2] = {                                                             \
+      {.name = NAME, .lower = lower_##ID<false>, .types = kFloats, .row_outputs = 1}, \
+      {.name = NAME " of columns", .lower = lower_##ID<true>, .types = kFloats, .column_outputs = 1}}
+// clang-format off
+REDUCTION(r_sum, "sum", { return total<Across>(k, L::sum, k.in(0)); });
+// Number 0: how many elements each result is made of.
+REDUCTION(r_mean, "mean", { return total<Across>(k, L::sum, k.in(0)) / k.number(0); });
+REDUCTION(r_amax, "amax", { return total<Across>(k, L::amax, k.in(0)); });
+REDUCTION(r_amin, "amin", { return total<Across>(k, L::amin, k.in(0)); });
+REDUCTION(r_norm_1, "norm(1)", { return total<Across>(k, L::sum, f(L::abs, k.in(0))); });
+REDUCTION(r_norm_2, "norm(2)", { V x = k.in(0); return f(L::sqrt, total<Across>(k, L::sum, x * x)); });
+REDUCTION(r_norm_max, "norm(inf)", { return total<Across>(k, L::amax, f(L::abs, k.in(0))); });
+// clang-format on
+#undef REDUCTION
 
 // The mean of each row; number 0 of these nodes is the number of columns.
 V mean(const Formula& k, V x) { return k.reduce(L::sum, x) / k.number(0); }
@@ -28,15 +58,16 @@ V mean(const Formula& k, V x) { return k.reduce(L::sum, x) / k.number(0); }
       },                                             \
       row_inputs, row_outputs)
 // clang-format off
-ROW(r_sum, "sum", 0, 1, { k.out(0, k.reduce(L::sum, k.in(0))); });
-ROW(r_mean, "mean", 0, 1, { k.out(0, mean(k, k.in(0))); });
-ROW(r_amax, "amax", 0, 1, { k.out(0, k.reduce(L::amax, k.in(0))); });
-ROW(r_amin, "amin", 0, 1, { k.out(0, k.reduce(L::amin, k.in(0))); });
-ROW(r_norm_1, "norm(1)", 0, 1, { k.out(0, k.reduce(L::sum, f(L::abs, k.in(0)))); });
-ROW(r_norm_2, "norm(2)", 0, 1, { V x = k.in(0); k.out(0, f(L::sqrt, k.reduce(L::sum, x * x))); });
-ROW(r_norm_max, "norm(inf)", 0, 1, { k.out(0, k.reduce(L::amax, f(L::abs, k.in(0)))); });
 ROW(r_mse_sum, "mse_loss(sum)", 0, 1, { V d = k.in(0) - k.in(1); k.out(0, k.reduce(L::sum, d * d)); });
 ROW(r_mse_mean, "mse_loss", 0, 1, { V d = k.in(0) - k.in(1); k.out(0, mean(k, d * d)); });
+// Binary cross entropy of logits: (1 - target) * x - log(sigmoid(x)).
+V bce(const Formula& k) {
+  V x = k.in(0), one = k.c(1);
+  V log_sigmoid = f(L::minimum, x, k.c(0)) - f(L::log1p, f(L::exp, f(L::neg, f(L::abs, x))));
+  return (one - k.in(1)) * x - log_sigmoid;
+}
+ROW(r_bce_sum, "binary_cross_entropy_with_logits(sum)", 0, 1, { k.out(0, k.reduce(L::sum, bce(k))); });
+ROW(r_bce_mean, "binary_cross_entropy_with_logits", 0, 1, { k.out(0, mean(k, bce(k))); });
 // Number 1: columns less the correction, at least 0.
 ROW(r_var, "var", 0, 1, {
   V x = k.in(0);
@@ -61,35 +92,6 @@ ROW(r_log_softmax_backward, "log_softmax_backward", 0, 0, {
   V dy = k.in(0), y = k.in(1);
   k.out(0, dy - f(L::exp, y) * k.reduce(L::sum, dy)); });
 // clang-format on
-
-// Number 0: columns; 1: eps.
-template <bool Weight, bool Bias>
-void layer_norm(Lowering& l, const Row&) {
-  const Formula k{l};
-  V x = k.in(0);
-  V m = mean(k, x), d = x - m;
-  V rstd = f(L::rsqrt, mean(k, d * d) + k.number(1));
-  V y = d * rstd;
-  if (Weight) y = y * k.in(1);
-  if (Bias) y = y + k.in(1 + Weight);
-  k.out(0, y);
-  k.out(1, m);
-  k.out(2, rstd);
-}
-constexpr Row r_layer_norm[2][2] = {
-    {reduces("layer_norm", layer_norm<false, false>, 0, 6), reduces("layer_norm", layer_norm<false, true>, 0, 6)},
-    {reduces("layer_norm", layer_norm<true, false>, 0, 6), reduces("layer_norm", layer_norm<true, true>, 0, 6)}};
-
-// Inputs: dy, x, mean, rstd, weight. Number 0: columns.
-template <bool Weight>
-void layer_norm_backward(Lowering& l, const Row&) {
-  const Formula k{l};
-  V dy = k.in(0), normal = (k.in(1) - k.in(2)) * k.in(3);
-  if (Weight) dy = dy * k.in(4);
-  k.out(0, k.in(3) * (dy - mean(k, dy) - normal * mean(k, dy * normal)));
-}
-constexpr Row r_layer_norm_backward[2] = {reduces("layer_norm_backward", layer_norm_backward<false>, 12, 0),
-                                          reduces("layer_norm_backward", layer_norm_backward<true>, 12, 0)};
 
 using at::IntArrayRef;
 
@@ -121,49 +123,47 @@ Reduced reduced(const Tensor& t, at::OptionalIntArrayRef dim, bool keepdim) {
   return r;
 }
 
-// A reduction of one input to one element a row.
-bool reduce_to_rows(const Row& row, OpCounter& count, const Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
-                    std::optional<at::ScalarType> dtype, Tensor& out, std::initializer_list<float> numbers_after = {},
-                    bool columns_as_number = false) {
+// A reduction of one input. `rows[0]` reduces rows, `rows[1]`, if there is one, columns.
+bool reduce(std::span<const Row> rows, OpCounter& count, const Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
+            std::optional<at::ScalarType> dtype, Tensor& out, std::initializer_list<float> numbers_after = {},
+            bool length_as_number = false) {
   const Reduced r = reduced(self, dim, keepdim);
   const auto type = dtype.value_or(self.scalar_type());
   if (!r.good || !c10::isFloatingType(type) || !dtype_of(type)) return false;
-  RowsCall call(row, count, self.sizes(), r.dims);
-  if (!call.columns_are_fast(self) || !call.full(self)) return false;
-  if (columns_as_number) call.number(static_cast<float>(call.columns()));
-  for (float n : numbers_after) call.number(n);
-  out = call.row_result(type, r.sizes);
-  call.record();
-  return true;
-}
-
-template <class Op>
-OpCounter& counter_of() {
-  static OpCounter& c = counter(direct::Direct<Op>::name());
-  return c;
-}
-template <class Op, class... Args>
-auto library(Args&&... args) {
-  return direct::Direct<Op>::call(std::forward<Args>(args)...);
+  auto record = [&](RowsCall& call, int64_t length, Tensor (RowsCall::*result)(c10::ScalarType, IntArrayRef)) {
+    if (!call.full(self)) return false;
+    if (length_as_number) call.number(static_cast<float>(length));
+    for (float n : numbers_after) call.number(n);
+    out = (call.*result)(type, r.sizes);
+    call.record();
+    return true;
+  };
+  RowsCall along(rows[0], count, self.sizes(), r.dims);
+  if (along.columns_are_fast(self)) return record(along, along.columns(), &RowsCall::row_result);
+  if (rows.size() < 2) return false;
+  bool kept[kMaxDims];
+  for (int64_t d = 0; d < self.dim(); d++) kept[d] = !r.dims[d];
+  RowsCall across(rows[1], count, self.sizes(), kept);
+  return across.rows_are_runs(self) && record(across, across.rows(), &RowsCall::column_result);
 }
 
 Tensor sum_dim(const Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
   using Op = at::_ops::sum_dim_IntList;
   Tensor out;
-  if (reduce_to_rows(r_sum, counter_of<Op>(), self, dim, keepdim, dtype, out)) return out;
+  if (reduce(r_sum, counter_of<Op>(), self, dim, keepdim, dtype, out)) return out;
   return library<Op>(self, dim, keepdim, dtype);
 }
 Tensor sum(const Tensor& self, std::optional<at::ScalarType> dtype) {
   using Op = at::_ops::sum;
   Tensor out;
-  if (reduce_to_rows(r_sum, counter_of<Op>(), self, {}, false, dtype, out)) return out;
+  if (reduce(r_sum, counter_of<Op>(), self, {}, false, dtype, out)) return out;
   return library<Op>(self, dtype);
 }
 Tensor mean_dim(const Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
   using Op = at::_ops::mean_dim;
   Tensor out;
   if (c10::isFloatingType(self.scalar_type()) &&
-      reduce_to_rows(r_mean, counter_of<Op>(), self, dim, keepdim, dtype, out, {}, true))
+      reduce(r_mean, counter_of<Op>(), self, dim, keepdim, dtype, out, {}, true))
     return out;
   return library<Op>(self, dim, keepdim, dtype);
 }
@@ -171,20 +171,20 @@ Tensor mean_all(const Tensor& self, std::optional<at::ScalarType> dtype) {
   using Op = at::_ops::mean;
   Tensor out;
   if (c10::isFloatingType(self.scalar_type()) &&
-      reduce_to_rows(r_mean, counter_of<Op>(), self, {}, false, dtype, out, {}, true))
+      reduce(r_mean, counter_of<Op>(), self, {}, false, dtype, out, {}, true))
     return out;
   return library<Op>(self, dtype);
 }
-template <class Op, const Row& row>
+template <class Op, const Row (&rows)[2]>
 Tensor extreme_dim(const Tensor& self, IntArrayRef dim, bool keepdim) {
   Tensor out;
-  if (reduce_to_rows(row, counter_of<Op>(), self, dim, keepdim, {}, out)) return out;
+  if (reduce(rows, counter_of<Op>(), self, dim, keepdim, {}, out)) return out;
   return library<Op>(self, dim, keepdim);
 }
-template <class Op, const Row& row>
+template <class Op, const Row (&rows)[2]>
 Tensor extreme(const Tensor& self) {
   Tensor out;
-  if (reduce_to_rows(row, counter_of<Op>(), self, {}, false, {}, out)) return out;
+  if (reduce(rows, counter_of<Op>(), self, {}, false, {}, out)) return out;
   return library<Op>(self);
 }
 template <class Op, const Row& row>
@@ -198,8 +198,7 @@ Tensor variance(const Tensor& self, at::OptionalIntArrayRef dim, const std::opti
       if (r.dims[d]) columns *= static_cast<double>(self.size(d));
     const double rest = columns - (correction ? correction->toDouble() : 1);
     // Too few elements is a case with a warning.
-    if (rest > 0 &&
-        reduce_to_rows(row, counter_of<Op>(), self, dim, keepdim, {}, out, {static_cast<float>(rest)}, true))
+    if (rest > 0 && reduce({&row, 1}, counter_of<Op>(), self, dim, keepdim, {}, out, {static_cast<float>(rest)}, true))
       return out;
   }
   return library<Op>(self, dim, correction, keepdim);
@@ -210,30 +209,44 @@ Tensor vector_norm(const Tensor& self, const at::Scalar& order, at::OptionalIntA
   Tensor out;
   if (!order.isComplex()) {
     const double p = order.toDouble();
-    const Row* row = p == 2 ? &r_norm_2 : p == 1 ? &r_norm_1 : p == INFINITY ? &r_norm_max : nullptr;
-    if (row && c10::isFloatingType(self.scalar_type()) &&
-        reduce_to_rows(*row, counter_of<Op>(), self, dim, keepdim, dtype, out))
+    const Row* rows = p == 2 ? r_norm_2 : p == 1 ? r_norm_1 : p == INFINITY ? r_norm_max : nullptr;
+    if (rows && c10::isFloatingType(self.scalar_type()) &&
+        reduce({rows, 2}, counter_of<Op>(), self, dim, keepdim, dtype, out))
       return out;
   }
   return library<Op>(self, order, dim, keepdim, dtype);
 }
 
+// A loss of two contiguous tensors, summed or averaged.
+bool reduced_loss(const Row& by_sum, const Row& by_mean, OpCounter& count, const Tensor& self, const Tensor& target,
+                  int64_t reduction, Tensor& out) {
+  const Reduced r = reduced(self, {}, false);
+  if (!r.good || (reduction != at::Reduction::Mean && reduction != at::Reduction::Sum) ||
+      self.dtype() != target.dtype() || !c10::isFloatingType(self.scalar_type()) || !dtype_of(self.scalar_type()) ||
+      !self.is_contiguous() || !target.is_contiguous())
+    return false;
+  const bool averaged = reduction == at::Reduction::Mean;
+  RowsCall call(averaged ? by_mean : by_sum, count, self.sizes(), r.dims);
+  if (!call.full(self) || !call.full(target)) return false;
+  if (averaged) call.number(static_cast<float>(call.columns()));
+  out = call.row_result(self.scalar_type(), {});
+  call.record();
+  return true;
+}
 Tensor mse_loss(const Tensor& self, const Tensor& target, int64_t reduction) {
   using Op = at::_ops::mse_loss;
-  const Reduced r = reduced(self, {}, false);
-  if (r.good && reduction != at::Reduction::None && self.dtype() == target.dtype() &&
-      c10::isFloatingType(self.scalar_type()) && dtype_of(self.scalar_type()) && self.is_contiguous() &&
-      target.is_contiguous()) {
-    const bool by_mean = reduction == at::Reduction::Mean;
-    RowsCall call(by_mean ? r_mse_mean : r_mse_sum, counter_of<Op>(), self.sizes(), r.dims);
-    if (call.full(self) && call.full(target)) {
-      if (by_mean) call.number(static_cast<float>(call.columns()));
-      Tensor out = call.row_result(self.scalar_type(), {});
-      call.record();
-      return out;
-    }
-  }
+  Tensor out;
+  if (reduced_loss(r_mse_sum, r_mse_mean, counter_of<Op>(), self, target, reduction, out)) return out;
   return library<Op>(self, target, reduction);
+}
+Tensor bce_with_logits(const Tensor& self, const Tensor& target, const std::optional<Tensor>& weight,
+                       const std::optional<Tensor>& pos_weight, int64_t reduction) {
+  using Op = at::_ops::binary_cross_entropy_with_logits;
+  Tensor out;
+  if (!(weight && weight->defined()) && !(pos_weight && pos_weight->defined()) &&
+      reduced_loss(r_bce_sum, r_bce_mean, counter_of<Op>(), self, target, reduction, out))
+    return out;
+  return library<Op>(self, target, weight, pos_weight, reduction);
 }
 
 // A result of the input's shape, over the last dim.
@@ -267,66 +280,6 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, a
   return library<Op>(grad, output, dim, input_dtype);
 }
 
-// Which dims `normalized_shape` covers, and the shape of the statistics; false if it does not fit.
-bool normalized(const Tensor& input, c10::SymIntArrayRef shape, bool* dims, c10::SmallVector<int64_t, 6>& stats) {
-  const int64_t n = static_cast<int64_t>(shape.size()), ndim = input.dim();
-  if (input.device().type() != kNeuron || input.numel() == 0 || n == 0 || n > ndim || ndim > kMaxDims) return false;
-  for (int64_t d = 0; d < ndim; d++) {
-    dims[d] = d >= ndim - n;
-    if (dims[d] && shape[d - (ndim - n)].maybe_as_int() != input.size(d)) return false;
-    stats.push_back(dims[d] ? 1 : input.size(d));
-  }
-  return true;
-}
-
-std::tuple<Tensor, Tensor, Tensor> native_layer_norm(const Tensor& input, c10::SymIntArrayRef shape,
-                                                     const std::optional<Tensor>& weight,
-                                                     const std::optional<Tensor>& bias, double eps) {
-  using Op = at::_ops::native_layer_norm;
-  const bool w = weight && weight->defined(), b = bias && bias->defined();
-  bool dims[kMaxDims];
-  c10::SmallVector<int64_t, 6> stats;
-  if (normalized(input, shape, dims, stats)) {
-    RowsCall call(r_layer_norm[w][b], counter_of<Op>(), input.sizes(), dims);
-    if (call.full(input) && (!w || call.per_column(*weight)) && (!b || call.per_column(*bias)) &&
-        (!w || !b || weight->dtype() == bias->dtype())) {
-      const auto type = input.scalar_type();
-      const auto parameters = w ? weight->scalar_type() : b ? bias->scalar_type() : type;
-      if (parameters == type || parameters == at::kFloat) {
-        call.number(static_cast<float>(call.columns()));
-        call.number(static_cast<float>(eps));
-        Tensor out = call.full_result(type, input.sizes());
-        Tensor m = call.row_result(parameters, stats), rstd = call.row_result(parameters, stats);
-        call.record();
-        return {out, m, rstd};
-      }
-    }
-  }
-  return library<Op>(input, shape, weight, bias, eps);
-}
-
-std::tuple<Tensor, Tensor, Tensor> native_layer_norm_backward(const Tensor& grad, const Tensor& input,
-                                                              c10::SymIntArrayRef shape, const Tensor& m,
-                                                              const Tensor& rstd, const std::optional<Tensor>& weight,
-                                                              const std::optional<Tensor>& bias,
-                                                              std::array<bool, 3> mask) {
-  using Op = at::_ops::native_layer_norm_backward;
-  const bool w = weight && weight->defined();
-  bool dims[kMaxDims];
-  c10::SmallVector<int64_t, 6> stats;
-  if (mask[0] && !mask[1] && !mask[2] && normalized(input, shape, dims, stats)) {
-    RowsCall call(r_layer_norm_backward[w], counter_of<Op>(), input.sizes(), dims);
-    if (call.full(grad) && call.full(input) && call.per_row(m) && call.per_row(rstd) &&
-        (!w || call.per_column(*weight))) {
-      call.number(static_cast<float>(call.columns()));
-      Tensor out = call.full_result(input.scalar_type(), input.sizes());
-      call.record();
-      return {out, Tensor(), Tensor()};
-    }
-  }
-  return library<Op>(grad, input, shape, m, rstd, weight, bias, mask);
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -342,13 +295,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("std.correction", TORCH_FN((variance<at::_ops::std_correction, r_std>)));
   m.impl("linalg_vector_norm", TORCH_FN(vector_norm));
   m.impl("mse_loss", TORCH_FN(mse_loss));
+  m.impl("binary_cross_entropy_with_logits", TORCH_FN(bce_with_logits));
   m.impl("_softmax", TORCH_FN((softmax<at::_ops::_softmax, r_softmax>)));
   m.impl("_log_softmax", TORCH_FN((softmax<at::_ops::_log_softmax, r_log_softmax>)));
   m.impl("_softmax_backward_data", TORCH_FN((softmax_backward<at::_ops::_softmax_backward_data, r_softmax_backward>)));
   m.impl("_log_softmax_backward_data",
          TORCH_FN((softmax_backward<at::_ops::_log_softmax_backward_data, r_log_softmax_backward>)));
-  m.impl("native_layer_norm", TORCH_FN(native_layer_norm));
-  m.impl("native_layer_norm_backward", TORCH_FN(native_layer_norm_backward));
 }
 
 }  // namespace neuron::fusion

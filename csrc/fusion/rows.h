@@ -32,6 +32,9 @@ class Lowering {
   Lanes integer(int32_t i) { return {program_.constant(static_cast<uint32_t>(i)), false}; }
   Lanes op(LaneOp op, Lanes a, Lanes b = {}, Lanes c = {});
   Lanes reduce(LaneOp op, Lanes a);
+  Lanes accumulate(LaneOp op, Lanes a);
+  Lanes gather(Lanes a, Lanes index);
+  Lanes scatter(Lanes a, Lanes index);
   // Gives result i its value: rounded to the result type, then to the type in memory.
   void out(int i, Lanes v);
   // The same for a result of another type than the others.
@@ -66,19 +69,20 @@ struct Row {
   uint8_t types = kAllTypes;
   // For rows that are one lane operation: which one, by the kind of the compute type.
   LaneOp floats = LaneOp::copy, ints = LaneOp::copy, bools = LaneOp::copy;
-  bool to_float = false;    // integers meet in the default floating type
-  bool to_bool = false;     // the result is boolean
-  bool overwrites = false;  // in place: does not read what it writes to
-  bool contiguous = false;  // a new result is contiguous, whatever the inputs' strides
-  uint8_t raw = 0;          // tensor arguments that take no part in promotion (bit i: argument i)
-  uint8_t promoting = 0;    // numbers that take part in promotion
-  bool divides = false;     // integers: only by a number that is not 0, since division by 0 is an error there
+  bool to_float = false;       // integers meet in the default floating type
+  bool to_bool = false;        // the result is boolean
+  bool overwrites = false;     // in place: does not read what it writes to
+  bool contiguous = false;     // a new result is contiguous, whatever the inputs' strides
+  uint8_t raw = 0;             // tensor arguments that take no part in promotion (bit i: argument i)
+  uint8_t promoting = 0;       // numbers that take part in promotion
+  bool reads_float32 = false;  // of lists: a tensor for all members may be float32 whatever the members are
+  bool divides = false;        // integers: only by a number that is not 0, since division by 0 is an error there
   // A row for a value of the only number, or null: the same for that value, cheaper or more precise.
   const Row* (*for_number)(double number) = nullptr;
   bool drops_number = false;   // what for_number chose, it needs no number
   const Row* other = nullptr;  // for calls with a flag that is true, or with approximate="tanh"
-  // Of reductions: which inputs and outputs have one element a row.
-  uint8_t row_inputs = 0, row_outputs = 0;
+  // Of reductions: which inputs and outputs have one element a row, and which outputs one a column.
+  uint8_t row_inputs = 0, row_outputs = 0, column_outputs = 0;
 
   LaneOp op(Dtype compute) const { return !is_integer(compute) ? floats : compute == Dtype::boolean ? bools : ints; }
 };

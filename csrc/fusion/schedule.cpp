@@ -4,7 +4,8 @@
 // A node fits a program if it walks through the same number of elements (for each member of a list), or through the
 // rows of a program that reduces. It depends on whoever wrote what it reads, and on whoever read or wrote what it
 // writes. Within a program that is possible for the same place alone (rule: overlap), or for a row value that full
-// values read back repeated along the columns, as in softmax.
+// values read back repeated along the columns, as in softmax. Column values are known when a program ends: who reads
+// them goes to a later one.
 //
 // Reason: calls on other shapes in between must not cut a chain, or training loops that interleave layers would never
 // fuse.
@@ -47,8 +48,8 @@ class Scheduler {
       visit(node.in[i], [&](const Use& u) {
         if (!u.written) return;
         if (u.operand == node.in[i])
-          first = std::max<int>(first, u.group);
-        else if (u.operand == g_.operands[node.in[i]].row)
+          first = std::max<int>(first, u.extent == Extent::column ? u.group + 1 : u.group);
+        else if (u.operand == g_.operands[node.in[i]].row && u.extent != Extent::column)
           first = std::max<int>(first, repeats_in(u.group, node.in[i]) ? u.group : u.group + 1);
         else if (!g_.apart(u.operand, node.in[i]))
           first = std::max<int>(first, u.group + 1);
@@ -128,6 +129,7 @@ class Scheduler {
 }  // namespace
 
 Extent extent_in(const Group& group, const Node& node, int index, bool output) {
+  if (node.reduces && output && node.row->column_outputs >> index & 1) return Extent::column;
   if (node.reduces)
     return (output ? node.row->row_outputs : node.row->row_inputs) >> index & 1 ? Extent::row : Extent::full;
   return group.row_space != kNone && node.space != group.space ? Extent::row : Extent::full;

@@ -15,7 +15,7 @@ struct Group {
 
 std::vector<Group> schedule(const Graph& graph);
 
-// Whether an input or output of a node has one element for each row of its program.
+// Whether an input or output of a node has one element for each row or column of its program.
 Extent extent_in(const Group& group, const Node& node, int index, bool output);
 
 }  // namespace neuron::fusion

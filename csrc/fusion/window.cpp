@@ -184,6 +184,25 @@ void Window::close(Closed why) {
   if (error) std::rethrow_exception(error);
 }
 
+void Window::settle(const c10::StorageImpl& storage) {
+  bool written = false;
+  {
+    std::lock_guard run_lock(running_);  // what another thread runs ends first
+    std::lock_guard lock(recording_);
+    const Graph& graph = open_.graph;
+    for (const Node& node : graph.nodes)
+      for (int i = 0; i < node.outputs; i++)
+        for (int m = 0; m < graph.operands[node.out[i]].members; m++) {
+          const Held& h = open_.held[graph.place(node.out[i], m).storage];
+          written |= &storage == (h.strong ? h.strong.get() : h.weak._unsafe_get_target());
+        }
+  }
+  if (written)
+    queue_.drain();
+  else if (!queue_.idle())
+    queue_.wait(queue_.enqueued());
+}
+
 std::vector<ProgramFacts> Window::run(Batch& batch) {
   const size_t n = batch.held.size();
   std::vector<uint8_t> live(n);

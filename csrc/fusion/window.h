@@ -62,6 +62,8 @@ class Window final : public Deferred {
   };
 
   void flush() override { close(Closed::drained); }
+  // Afterwards the host may read this storage: waits for the stream, and runs what is pending if it writes there.
+  void settle(const c10::StorageImpl& storage);
 
   // What was recorded and not run.
   struct Batch {

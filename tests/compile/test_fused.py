@@ -245,3 +245,20 @@ def test_kinds_of_operators():
     assert _C.fusion_of("aten::mul", "Tensor") == "program" and _C.fusion_of("aten::view", "") == "view"
     for name, overload in (("aten::mm", ""), ("aten::rand", ""), ("aten::sort", ""), ("aten::native_dropout", "")):
         assert _C.fusion_of(name, overload) == "none"
+
+
+def test_labels_are_looked_at_in_every_run():
+    """What the host reads at a call is no part of a recording."""
+    x = torch.randn(6, 5, device="neuron")
+
+    def loss(x, labels):
+        return torch.nn.functional.cross_entropy(x * 2, labels) + 1
+
+    compiled = torch.compile(loss, backend="neuron")
+    for k in range(5):
+        labels = torch.full((6,), k)
+        labels[k] = -100
+        want = loss(x.cpu(), labels)
+        torch.testing.assert_close(compiled(x, labels.to("neuron")).cpu(), want)
+    with pytest.raises(IndexError, match="Target 5 is out of bounds"):
+        compiled(x, torch.full((6,), 5, device="neuron"))

@@ -194,6 +194,109 @@ TEST(sums_follow_the_tree_alone_and_before_full_values) {
   }
 }
 
+// The order that sums of columns promise, written out: chunks of 32 rows, then what they give likewise.
+std::vector<float> column_sums(std::vector<std::vector<float>> rows) {
+  while (true) {
+    std::vector<std::vector<float>> chunks;
+    for (size_t r = 0; r < rows.size(); r++) {
+      if (r % 32 == 0)
+        chunks.push_back(rows[r]);
+      else
+        for (size_t c = 0; c < rows[r].size(); c++) chunks.back()[c] += rows[r][c];
+    }
+    if (chunks.size() == 1) return chunks[0];
+    rows = chunks;
+  }
+}
+
+TEST(sums_of_columns_follow_their_order_alone_and_beside_row_sums) {
+  for (auto [rows, cols] : {std::pair<int64_t, int64_t>{1, 1},
+                            {5, 3},
+                            {32, 48},
+                            {33, 48},
+                            {3000, 1},
+                            {3000, 7},
+                            {100, 3000},
+                            {2049, 65},
+                            {70, 4097},
+                            {40, 9000}}) {
+    auto x = uniform(rows * cols, -1, 1, static_cast<uint64_t>(cols));
+    std::vector<float> sums(static_cast<size_t>(cols)), half(sums.size()), totals(static_cast<size_t>(rows)),
+        least(sums.size()), weighted(sums.size());
+    TileProgram p, full;
+    {
+      const ValueId v = p.load(p.access(Dtype::float32, Extent::full, 0));
+      const ValueId s = p.accumulate(LaneOp::sum, v);
+      p.store(p.access(Dtype::float32, Extent::column, 1), s);
+      p.store(p.access(Dtype::float32, Extent::column, 2), p.map(LaneOp::mul, s, p.constant(bits(0.5f))));
+      p.store(p.access(Dtype::float32, Extent::row, 3), p.reduce(LaneOp::sum, v));
+      p.store(p.access(Dtype::float32, Extent::column, 4), p.accumulate(LaneOp::amin, v));
+      p.seal();
+    }
+    {  // of values that follow from row sums
+      const ValueId v = full.load(full.access(Dtype::float32, Extent::full, 0));
+      const ValueId w = full.map(LaneOp::mul, v, full.reduce(LaneOp::sum, v));
+      full.store(full.access(Dtype::float32, Extent::column, 1), full.accumulate(LaneOp::sum, w));
+      full.seal();
+    }
+    std::vector<std::vector<float>> plain, scaled;
+    for (int64_t r = 0; r < rows; r++) {
+      plain.emplace_back(x.begin() + r * cols, x.begin() + (r + 1) * cols);
+      const float total = tree(plain.back());
+      scaled.push_back(plain.back());
+      for (float& y : scaled.back()) y *= total;
+    }
+    const std::vector<float> want = column_sums(plain), want_weighted = column_sums(scaled);
+    for (const TileParallel& parallel : {TileParallel{}, TileParallel{two_threads}}) {
+      run_one(p, rows, cols,
+              {contiguous(x.data(), rows * cols), contiguous(sums.data(), cols), contiguous(half.data(), cols),
+               contiguous(totals.data(), rows), contiguous(least.data(), cols)},
+              {0}, parallel);
+      run_one(full, rows, cols, {contiguous(x.data(), rows * cols), contiguous(weighted.data(), cols)}, {0}, parallel);
+      for (size_t c = 0; c < sums.size(); c++) {
+        float smallest = INFINITY;
+        for (const auto& row : plain) smallest = std::min(smallest, row[c]);
+        CHECK_EQ(sums[c], want[c]);
+        CHECK_EQ(half[c], want[c] * 0.5f);
+        CHECK_EQ(least[c], smallest);
+        CHECK_EQ(weighted[c], want_weighted[c]);
+      }
+      for (size_t r = 0; r < totals.size(); r++) CHECK_EQ(totals[r], tree(plain[r]));
+    }
+  }
+}
+
+TEST(gather_and_scatter_take_one_column_of_each_row) {
+  for (auto [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {5, 3}, {300, 17}, {7, 9000}}) {
+    auto x = uniform(rows * cols, 1, 2, static_cast<uint64_t>(cols));
+    std::vector<int32_t> index(static_cast<size_t>(rows));
+    for (size_t r = 0; r < index.size(); r++)
+      index[r] = r % 5 == 4   ? -1
+                 : r % 5 == 3 ? static_cast<int32_t>(cols)
+                              : static_cast<int32_t>(r * 31 % static_cast<size_t>(cols));
+    std::vector<float> taken(index.size()), put(x.size());
+    TileProgram p;
+    const ValueId v = p.load(p.access(Dtype::float32, Extent::full, 0));
+    const ValueId at = p.load(p.access(Dtype::int32, Extent::row, 1));
+    const ValueId g = p.gather(p.map(LaneOp::neg, v), at);
+    p.store(p.access(Dtype::float32, Extent::row, 2), g);
+    p.store(p.access(Dtype::float32, Extent::full, 3), p.scatter(p.map(LaneOp::add, g, g), at));
+    p.seal();
+    run_one(p, rows, cols,
+            {contiguous(x.data(), rows * cols), contiguous(index.data(), rows), contiguous(taken.data(), rows),
+             contiguous(put.data(), rows * cols)},
+            {0}, two_threads);
+    for (int64_t r = 0; r < rows; r++) {
+      const int64_t column = index[static_cast<size_t>(r)];
+      const bool inside = column >= 0 && column < cols;
+      const float want = inside ? -x[static_cast<size_t>(r * cols + column)] : 0.0f;
+      CHECK_EQ(taken[static_cast<size_t>(r)], want);
+      for (int64_t c = 0; c < cols; c++)
+        CHECK_EQ(put[static_cast<size_t>(r * cols + c)], inside && c == column ? want + want : 0.0f);
+    }
+  }
+}
+
 TEST(types_are_converted_at_loads_and_stores) {
   const int64_t n = 3000;
   std::vector<int8_t> x(static_cast<size_t>(n));

@@ -49,7 +49,7 @@ IN_PLACE_FLOAT = """add_ sub_ mul_ div_ copy_ fill_ zero_ clamp_ relu_ sigmoid_ 
 addcdiv_ lerp_ masked_fill_""".split()
 IN_PLACE_INTEGER = "add_ sub_ mul_ copy_ fill_ zero_ clamp_ neg_ abs_ masked_fill_".split()
 REDUCTIONS = "sum mean amax amin prod var std norm any all argmax logsumexp".split()
-ROWS = "softmax log_softmax layer_norm rms_norm".split()
+ROWS = "softmax log_softmax layer_norm rms_norm group_norm batch_norm".split()
 LIBRARY = "matmul cumsum sort flip roll gather".split()
 FOREACH = "add mul div sqrt neg lerp addcmul addcdiv".split()
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"]
@@ -309,7 +309,9 @@ class Program:
         self.note(name, t)
         if self.random.random() < 0.3 and name in ("sum", "mean", "amax", "amin", "any", "all", "norm"):
             return self.keep(getattr(torch, name)(t))
-        d = -1 if self.random.random() < 0.6 else self.random.randrange(t.dim())
+        d: int | tuple[int, ...] = -1 if self.random.random() < 0.5 else self.random.randrange(t.dim())
+        if name in ("sum", "mean", "amax", "amin", "norm") and t.dim() > 2 and self.random.random() < 0.3:
+            d = (0, 1)
         result = getattr(torch, name)(t, dim=d, keepdim=self.random.random() < 0.5)
         self.keep(result)
 
@@ -324,16 +326,50 @@ class Program:
             d = -1 if self.random.random() < 0.8 else 0
             return self.keep(getattr(torch, name)(t, d))
         weight = self.tensor((n,), t.dtype)
+        if name in ("group_norm", "batch_norm"):
+            x = self.tensor((2, 4, n), t.dtype)
+            w, b = (self.tensor((4,), t.dtype) for _ in range(2))
+            if name == "batch_norm":
+                return self.keep(F.batch_norm(x, b, w.abs() + 0.1, w, b).relu())
+            leaves = [p.requires_grad_() for p in (x, w, b)]
+            result = F.group_norm(x, 2, w, b)
+            return self.keep([result.detach(), *torch.autograd.grad(result.sum(), leaves)])
         if name == "rms_norm":
             return self.keep(F.rms_norm(t, (n,), weight))
         self.keep(F.layer_norm(t, (n,), weight, self.tensor((n,), t.dtype)))
+
+    def loss(self) -> None:
+        """Cross entropy, alone and with gradients."""
+        t = self.pick(*FLOATS)
+        if t is None or t.dim() != 2 or not t.numel():
+            t = self.tensor((self.random.choice([1, 5, 40]), self.random.choice([2, 7, 300])), torch.float32)
+        samples, classes = t.shape
+        labels = [self.random.choice([self.random.randrange(classes), -100]) for _ in range(samples)]
+        target = torch.tensor(labels, device=DEVICE)
+        reduction = self.random.choice(["mean", "sum", "none"])
+        name = self.random.choice(["cross_entropy", "nll_loss"])
+        self.note(f"{name}_{reduction}", t)
+        x = t.detach().requires_grad_()
+        if self.random.random() < 0.3 and reduction != "none":
+            self.note(f"binary_cross_entropy_{reduction}", t)
+            result = F.binary_cross_entropy_with_logits(x * 2, t.sigmoid(), reduction=reduction)
+        else:
+            result = getattr(F, name)(x * 2, target, reduction=reduction)
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+        self.keep([result.detach(), gradient])
 
     def draw(self) -> None:
         t = self.pick(*FLOATS)
         if t is None:
             return
-        name = self.random.choice(["dropout", "rand_like", "randn_like", "bernoulli"])
+        name = self.random.choice(
+            ["dropout", "rand_like", "randn_like", "bernoulli", "uniform_", "normal_", "bernoulli_"]
+        )
         self.note(name, t)
+        if name.endswith("_"):
+            arguments = {"uniform_": (-1, 2), "normal_": (1, 2), "bernoulli_": (0.3,)}[name]
+            fresh = torch.empty_like(t)
+            return self.keep(getattr(fresh[..., ::2] if fresh.dim() else fresh, name)(*arguments))
         if name == "dropout":
             return self.keep(F.dropout(t, self.random.choice([0.1, 0.5]), True))
         if name == "bernoulli":
@@ -412,9 +448,10 @@ class Program:
         if leaf is None or not leaf.numel() or not leaf.dim():
             return
         leaf = leaf.detach().clone().requires_grad_()
+        leaves = [leaf]
         x = leaf
         for _ in range(self.random.randint(2, 6)):
-            name = self.random.choice("sigmoid tanh gelu silu relu mul add softmax log_softmax layer_norm exp pow mean "
+            name = self.random.choice("sigmoid tanh gelu silu relu mul add softmax log_softmax layer_norm rms_norm exp pow mean "
                                       "where dropout leaky_relu elu softplus amax transpose slice".split())  # fmt: skip
             self.note(f"grad_{name}", x)
             if name in ("sigmoid", "tanh", "exp"):
@@ -426,7 +463,13 @@ class Program:
             elif name in ("softmax", "log_softmax"):
                 x = getattr(torch, name)(x, -1) if x.dim() else x
             elif name == "layer_norm":
-                x = F.layer_norm(x, x.shape[-1:]) if x.dim() else x
+                w, b = (self.tensor(tuple(x.shape[-1:]), x.dtype).requires_grad_() for _ in range(2))
+                leaves += [w, b] if x.dim() else []
+                x = F.layer_norm(x, x.shape[-1:], w, b) if x.dim() else x
+            elif name == "rms_norm":
+                w = self.tensor(tuple(x.shape[-1:]), x.dtype).requires_grad_()
+                leaves += [w] if x.dim() else []
+                x = F.rms_norm(x, x.shape[-1:], w) if x.dim() else x
             elif name == "pow":
                 x = x.pow(2)
             elif name in ("mean", "amax"):
@@ -439,8 +482,8 @@ class Program:
                 x = x.mT if x.dim() > 1 else x
             elif x.dim() and x.shape[0] > 1:
                 x = x[1:]
-        (gradient,) = torch.autograd.grad((x.float() ** 2).sum(), leaf)
-        self.keep([x.detach(), gradient])
+        gradients = torch.autograd.grad((x.float() ** 2).sum(), leaves)
+        self.keep([x.detach(), *gradients])
 
     def side_stream(self) -> None:
         t = self.pick(*FLOATS)
@@ -456,7 +499,7 @@ class Program:
 
     STEPS = [
         (unary, 14), (binary, 18), (with_scalar, 12), (select, 6), (cast, 7), (ternary, 5), (view, 12), (in_place, 14),
-        (out, 2), (reduce, 7), (row, 6), (draw, 3), (make, 4), (library, 3), (read, 1), (foreach, 2), (optimize, 1),
+        (out, 2), (reduce, 7), (row, 6), (loss, 2), (draw, 3), (make, 4), (library, 3), (read, 1), (foreach, 2), (optimize, 1),
         (differentiate, 4), (side_stream, 1),
     ]  # fmt: skip
 
