@@ -154,6 +154,11 @@ class Graph final : public at::GraphImplInterface, public Capture {
     saved_.emplace(storage.unsafeGetStorageImpl(), std::vector<char>(bytes, bytes + storage.nbytes()));
   }
 
+  void remember_generator(const std::optional<at::Generator>& generator, c10::DeviceIndex index) override {
+    NeuronGenerator& g = generator_or_default(generator, index);
+    offsets_.emplace(&g, g.get_offset());
+  }
+
  private:
   struct Step {
     std::string name;
@@ -164,11 +169,6 @@ class Graph final : public at::GraphImplInterface, public Capture {
       return a.unsafeGetStorageImpl() < b.unsafeGetStorageImpl();
     }
   };
-
-  void remember_generator(const std::optional<at::Generator>& generator, c10::DeviceIndex index) {
-    NeuronGenerator& g = generator_or_default(generator, index);
-    offsets_.emplace(&g, g.get_offset());
-  }
 
   void end() {
     t_capture = nullptr;

@@ -39,6 +39,8 @@ class Capture {
   // its bytes are put back when the capture ends if they are written.
   virtual void touch(const at::Tensor& tensor, bool written) = 0;
   virtual void touch(const c10::Storage& storage, bool written) = 0;
+  // An operator of the graph is about to draw from this generator: its offset is put back when the capture ends.
+  virtual void remember_generator(const std::optional<at::Generator>& generator, c10::DeviceIndex index) = 0;
 };
 
 bool is_capturing(c10::DeviceIndex index, c10::StreamId stream);

@@ -2,7 +2,7 @@
 //
 // Rule: random numbers. A random operator takes its Philox counters from the device's generator when it is called. Bit
 // pattern i of a node is word i % 4 of Philox4x32-10 with the generator's seed as key at counter offset + i / 4; i
-// counts the elements in the order of the result's memory.
+// counts the elements in the order of the result's memory. A captured graph takes counters anew at each replay.
 //
 // Reason: numbers must depend on the seed and the order of calls, not on windows, tiles or threads.
 #include <ATen/ops/bernoulli.h>
@@ -104,14 +104,15 @@ constexpr Row r_bernoulli{.name = "bernoulli",
 // The largest of 2^31 patterns that an event of this probability, above 0, takes.
 uint32_t last_pattern(double p) { return lane(static_cast<int32_t>(static_cast<int64_t>(p * 2147483648.0) - 1)); }
 
-bool may_draw(const Tensor& t) { return usable(t) && !current_capture(); }
-
 // Records a call whose first numbers are seed and offset, one random word for each element of `like`. The generator
 // stays as it was if the call cannot be recorded.
 bool draw(Call& call, const Tensor& like, const std::optional<at::Generator>& given, Tensor& out) {
   NeuronGenerator& generator = generator_or_default(given, like.device().index());
+  if (Capture* capture = current_capture()) capture->remember_generator(given, like.device().index());
   const uint64_t before = generator.get_offset();
-  const auto [seed, offset] = generator.reserve(static_cast<uint64_t>(like.numel() + 3) / 4);
+  call.generator = &generator;
+  call.counters = static_cast<uint64_t>(like.numel() + 3) / 4;
+  const auto [seed, offset] = generator.reserve(call.counters);
   const uint32_t words[] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
                             static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)};
   call.scalars.insert(call.scalars.begin(), std::begin(words), std::end(words));
@@ -131,7 +132,7 @@ bool fill(const Row& row, OpCounter& count, Tensor& self, const std::optional<at
 Tensor& uniform_(Tensor& self, double from, double to, std::optional<at::Generator> generator) {
   using Op = at::_ops::uniform_;
   const double largest = self.scalar_type() == at::kHalf ? 65504 : std::numeric_limits<float>::max();
-  if (from >= -largest && from <= to && to <= largest && to - from <= largest && may_draw(self) &&
+  if (from >= -largest && from <= to && to <= largest && to - from <= largest && usable(self) &&
       c10::isFloatingType(self.scalar_type()) &&
       fill(r_uniform, counter_of<Op>(), self, generator,
            {lane(static_cast<float>(from)), lane(static_cast<float>(to - from))}))
@@ -141,7 +142,7 @@ Tensor& uniform_(Tensor& self, double from, double to, std::optional<at::Generat
 
 Tensor& normal_(Tensor& self, double mean, double std, std::optional<at::Generator> generator) {
   using Op = at::_ops::normal_;
-  if (std >= 0 && may_draw(self) && c10::isFloatingType(self.scalar_type()) &&
+  if (std >= 0 && usable(self) && c10::isFloatingType(self.scalar_type()) &&
       fill(r_normal, counter_of<Op>(), self, generator,
            {lane(static_cast<float>(mean)), lane(static_cast<float>(std * std::sqrt(2.0)))}))
     return self;
@@ -150,7 +151,7 @@ Tensor& normal_(Tensor& self, double mean, double std, std::optional<at::Generat
 
 Tensor& bernoulli_(Tensor& self, double p, std::optional<at::Generator> generator) {
   using Op = at::_ops::bernoulli__float;
-  if (p > 0 && p <= 1 && may_draw(self) && fill(r_bernoulli, counter_of<Op>(), self, generator, {last_pattern(p)}))
+  if (p > 0 && p <= 1 && usable(self) && fill(r_bernoulli, counter_of<Op>(), self, generator, {last_pattern(p)}))
     return self;
   return direct::Direct<Op>::boxed(self, p, std::move(generator));
 }
@@ -161,7 +162,7 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
   if (p == 1.0) return {at::zeros_like(input), at::zeros_like(input, at::kBool)};
   static OpCounter& count = counter("aten::native_dropout");
   const double scale = 1.0 / (1.0 - p);
-  if (may_draw(input) && c10::isFloatingType(input.scalar_type())) {
+  if (usable(input) && c10::isFloatingType(input.scalar_type())) {
     const auto type = input.scalar_type();
     Tensor out, mask;
     Call call{r_dropout, count,    type,

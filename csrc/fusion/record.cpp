@@ -187,6 +187,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
   }
   node.space = recording.space({&layout.elements, 1});
   recording.append(node, {call.scalars.data(), call.scalars.size()});
+  if (call.generator) recording.draws(*call.generator, call.counters);
   recording.finish();
   return true;
 }

@@ -12,6 +12,10 @@
 #include "aten/op_table.h"
 #include "rows.h"
 
+namespace neuron {
+class NeuronGenerator;
+}
+
 namespace neuron::fusion {
 
 using at::Tensor;
@@ -34,7 +38,9 @@ struct Call {
   uint8_t numbers = 0;                        // tensor arguments that are numbers
   Tensor* second = nullptr;                   // a second new result, laid out like the first
   c10::ScalarType second_type = c10::ScalarType::Undefined;
-  bool counted = true;  // the node is the first of its operator
+  bool counted = true;                   // the node is the first of its operator
+  NeuronGenerator* generator = nullptr;  // whose seed and offset are the first four scalars
+  uint64_t counters = 0;                 // that were reserved there
 };
 
 // Records a call whose result has the broadcast shape of its inputs. `out`: where to write, or undefined: then it

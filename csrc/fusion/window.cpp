@@ -14,6 +14,7 @@
 #include "log.h"
 #include "rows.h"
 #include "runtime/allocator.h"
+#include "runtime/generator.h"
 #include "runtime/profiler.h"
 #include "stats.h"
 
@@ -114,6 +115,12 @@ void Window::Recording::append(const Node& node, std::span<const uint32_t> scala
     full_ = Closed::memory;
 }
 
+void Window::Recording::draws(NeuronGenerator& generator, uint64_t counters) {
+  if (C10_LIKELY(!window_.open_.capture)) return;
+  window_.open_.draws.push_back(
+      {graph_->nodes.size() - 1, c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(&generator), counters});
+}
+
 void Window::Recording::finish() {
   lock_.unlock();
   if (full_) window_.close(*full_);
@@ -132,6 +139,7 @@ void Window::Batch::clear() {
   held.clear();
   calls.clear();
   capture = nullptr;
+  draws.clear();
   bytes = 0;
   next_look = kMaxOrphanBytes;
 }
@@ -280,10 +288,19 @@ void Window::capture(const Batch& batch, std::shared_ptr<const Plan> plan, std::
     if (batch.held[i].strong) batch.capture->touch(c10::Storage(batch.held[i].strong), written[i]);
   std::string name;
   for (const Launch& launch : plan->launches) name.append(name.empty() ? "" : " ").append(name_of(launch, batch.graph));
-  batch.capture->step(std::move(name), [plan = std::move(plan), graph = batch.graph, memory = std::move(memory),
-                                        kept = std::make_shared<std::vector<c10::DataPtr>>(std::move(temporaries))] {
-    execute(*plan, graph, memory, parallel_for());
-  });
+  batch.capture->step(std::move(name),
+                      [plan = std::move(plan), graph = batch.graph, draws = batch.draws, memory = std::move(memory),
+                       kept = std::make_shared<std::vector<c10::DataPtr>>(std::move(temporaries))]() mutable {
+                        for (const Draw& d : draws) {
+                          const auto [seed, offset] = static_cast<NeuronGenerator&>(*d.generator).reserve(d.counters);
+                          uint32_t* words = graph.scalars.data() + graph.nodes[d.node].first_scalar;
+                          for (uint64_t word : {seed, offset}) {
+                            *words++ = static_cast<uint32_t>(word);
+                            *words++ = static_cast<uint32_t>(word >> 32);
+                          }
+                        }
+                        execute(*plan, graph, memory, parallel_for());
+                      });
 }
 
 }  // namespace neuron::fusion

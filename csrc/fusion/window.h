@@ -5,6 +5,7 @@
 // switch of streams, collective and export does), when another thread records, and at the caps of limits.h.
 #pragma once
 
+#include <c10/core/GeneratorImpl.h>
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
@@ -20,7 +21,8 @@
 
 namespace neuron {
 class Capture;
-}
+class NeuronGenerator;
+}  // namespace neuron
 
 namespace neuron::fusion {
 
@@ -50,6 +52,8 @@ class Window final : public Deferred {
     uint16_t operand(std::span<const Place> members) { return graph_->intern(members); }
     uint16_t space(std::span<const int64_t> counts) { return graph_->intern_space(counts); }
     void append(const Node& node, std::span<const uint32_t> scalars);
+    // The last node's first four scalars are seed and offset of counters that were reserved of a generator.
+    void draws(NeuronGenerator& generator, uint64_t counters);
     // The end of a call: closes the window if it is full, or if nothing may be pending.
     void finish();
 
@@ -65,6 +69,12 @@ class Window final : public Deferred {
   // Afterwards the host may read this storage: waits for the stream, and runs what is pending if it writes there.
   void settle(const c10::StorageImpl& storage);
 
+  // A node whose seed and offset a captured graph takes anew at each replay.
+  struct Draw {
+    size_t node;
+    c10::intrusive_ptr<c10::GeneratorImpl> generator;
+    uint64_t counters;
+  };
   // What was recorded and not run.
   struct Batch {
     Graph graph;
@@ -73,6 +83,7 @@ class Window final : public Deferred {
     size_t bytes = 0;        // of storages held strongly
     size_t next_look = kMaxOrphanBytes;
     Capture* capture = nullptr;  // of the thread that recorded
+    std::vector<Draw> draws;     // while it captures
     bool keeps_too_much();
     void clear();
   };

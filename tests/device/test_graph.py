@@ -55,19 +55,33 @@ def test_replay_of_a_training_step_equals_eager(stream):
         assert torch.equal(a.cpu(), b.cpu())
 
 
-def test_random_operators_draw_anew_at_each_replay(stream):
+DRAWS = {
+    "bernoulli": lambda: torch.empty(4096, device="neuron").bernoulli_(0.5),
+    "fills": lambda: torch.rand(999, device="neuron") + torch.randn(999, device="neuron"),
+    "dropout": lambda: torch.nn.functional.dropout(torch.ones(4096, device="neuron") + 1, 0.3, True),
+    "library": lambda: torch.randperm(500, device="neuron") + torch.rand(500, device="neuron"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_operators_draw_anew_at_each_replay(stream, name):
+    draw = DRAWS[name]
     torch.manual_seed(3)
     before = torch.neuron.get_rng_state()
     graph = torch.accelerator.Graph()
     with stream, graph:
-        mask = torch.empty(4096, device="neuron").bernoulli_(0.5)
+        drawn = draw()
     assert torch.equal(before, torch.neuron.get_rng_state())
     graph.replay()
-    first = mask.clone()
+    first = drawn.clone()
     graph.replay()
-    assert not torch.equal(first.cpu(), mask.cpu())
+    assert not torch.equal(first.cpu(), drawn.cpu())
+    second = drawn.clone()
+    after = torch.neuron.get_rng_state()
     torch.manual_seed(3)
-    assert torch.equal(first.cpu(), torch.empty(4096, device="neuron").bernoulli_(0.5).cpu())
+    assert torch.equal(first.cpu(), draw().cpu())
+    assert torch.equal(second.cpu(), draw().cpu())
+    assert torch.equal(after, torch.neuron.get_rng_state())
 
 
 @pytest.mark.parametrize(
