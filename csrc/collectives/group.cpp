@@ -57,15 +57,23 @@ std::string process_state(int pid) {
 
 }  // namespace
 
+namespace {
+Task<> after(std::shared_ptr<Start> start, Task<> body) {
+  co_await until([&] { return start->open.load(std::memory_order_acquire); });
+  co_await std::move(body);
+}
+}  // namespace
+
 GroupOp::GroupOp(std::shared_ptr<Group> group, Signature signature, uint64_t number, Task<> body, int64_t timeout_ns,
-                 std::function<void(std::exception_ptr)> done)
-    : Op(std::move(body), clock_ns() + timeout_ns),
+                 Done done, std::shared_ptr<Start> start)
+    : Op(start ? after(start, std::move(body)) : std::move(body), clock_ns() + timeout_ns),
       group_(std::move(group)),
       signature_(signature),
       number_(number),
       started_ns_(clock_ns()),
       timeout_ns_(timeout_ns),
-      done_(std::move(done)) {
+      done_(std::move(done)),
+      start_(std::move(start)) {
   place_ = flight_begin(*group_->flight_, number_, signature_, started_ns_);
 }
 
@@ -75,7 +83,7 @@ std::string GroupOp::what() const {
 
 std::exception_ptr GroupOp::health(int64_t now) { return group_->health(*this, now); }
 
-void GroupOp::completed() {
+std::function<void()> GroupOp::completed() {
   std::exception_ptr failure = error();
   const std::string head = "neuron: " + what() + " failed: ";
   if (failure) {
@@ -101,7 +109,7 @@ void GroupOp::completed() {
   } else {
     flight_end(*group_->flight_, place_, clock_ns());
   }
-  done_(failure);
+  return done_(failure);
 }
 
 Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::get()) {
@@ -278,22 +286,24 @@ Task<> Group::in_turn(std::vector<Call> calls, uint64_t number) {
   turn_++;
 }
 
-std::shared_ptr<GroupOp> Group::start(std::vector<Call> calls, int64_t timeout_ns, Done done) {
+std::shared_ptr<GroupOp> Group::start(std::vector<Call> calls, int64_t timeout_ns, Done done,
+                                      std::shared_ptr<Start> start) {
   std::lock_guard lock(submit_mutex_);
   const uint64_t number = collectives_++;
   const Signature signature = calls.at(0).signature;
   auto op = std::make_shared<GroupOp>(shared_from_this(), signature, number, in_turn(std::move(calls), number),
-                                      timeout_ns, std::move(done));
+                                      timeout_ns, std::move(done), std::move(start));
   node_.engine().submit(op);
   return op;
 }
 
-std::shared_ptr<GroupOp> Group::send(int to, int tag, DataType dtype, Piece data, int64_t timeout_ns, Done done) {
+std::shared_ptr<GroupOp> Group::send(int to, int tag, DataType dtype, Piece data, int64_t timeout_ns, Done done,
+                                     std::shared_ptr<Start> start) {
   std::lock_guard lock(submit_mutex_);
   const Signature signature{Kind::send, dtype, Reduction::sum, to, data.bytes / size_of(dtype)};
   auto op = std::make_shared<GroupOp>(shared_from_this(), signature, messages_++,
                                       router_->send(to, message_tag(tag), data.data, data.bytes), timeout_ns,
-                                      std::move(done));
+                                      std::move(done), std::move(start));
   node_.engine().submit(op);
   return op;
 }
@@ -303,12 +313,12 @@ Task<> Group::receive_into(int from, uint64_t tag, Piece data, std::shared_ptr<i
 }
 
 std::shared_ptr<GroupOp> Group::receive(int from, int tag, DataType dtype, Piece data, int64_t timeout_ns,
-                                        std::shared_ptr<int> source, Done done) {
+                                        std::shared_ptr<int> source, Done done, std::shared_ptr<Start> start) {
   std::lock_guard lock(submit_mutex_);
   const Signature signature{Kind::recv, dtype, Reduction::sum, from, data.bytes / size_of(dtype)};
   auto op = std::make_shared<GroupOp>(shared_from_this(), signature, messages_++,
                                       receive_into(from, message_tag(tag), data, std::move(source)), timeout_ns,
-                                      std::move(done));
+                                      std::move(done), std::move(start));
   node_.engine().submit(op);
   return op;
 }
@@ -358,6 +368,12 @@ std::exception_ptr Group::health(const GroupOp& op, int64_t now) {
     std::lock_guard lock(failure_mutex_);
     return std::make_exception_ptr(CommunicationError(head + "the group cannot be used any more since: " + failure_));
   }
+  if (op.start_ && !op.start_->open.load(std::memory_order_acquire)) {
+    if (now < op.deadline_ns) return nullptr;
+    return give_up(
+        head + "timed out after " + std::to_string(op.timeout_ns_ / 1'000'000) +
+        " ms while it waited for what this rank's stream does before it. What each rank was doing:" + flight_report());
+  }
   std::string late;
   for (int r : waiting_for(op)) {
     const Peer& peer = peers_[r];
@@ -387,7 +403,8 @@ void Group::drain(int64_t ns) {
   // An operation that waits for the receivers, driven like any other.
   auto self = shared_from_this();
   auto body = [](Group* group) -> Task<> { co_await until([group] { return group->router_->drained(); }); };
-  auto op = std::make_shared<GroupOp>(self, Signature{}, messages_++, body(this), ns, [](std::exception_ptr) {});
+  auto op = std::make_shared<GroupOp>(
+      self, Signature{}, messages_++, body(this), ns, [](std::exception_ptr) { return nullptr; }, nullptr);
   node_.engine().submit(op);
   node_.engine().wait_for(*op, ns);
 }
