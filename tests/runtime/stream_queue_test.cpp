@@ -395,6 +395,36 @@ TEST(short_waits_do_not_ask_for_interrupts) {
   CHECK(asked <= ms / 50);
 }
 
+// Random programs: threads put tasks on queues, record events, make queues wait for events, and wait themselves.
+// Each event carries what had to be done at its point; whoever passes it checks.
+TEST(a_declared_failure_reaches_the_streams_that_wait) {
+  StreamQueue &source = new_queue(), &before = new_queue(), &behind = new_queue(), &later = new_queue();
+  Event good, bad, again;
+  source.enqueue(call([] {}));
+  good.record(source);
+  source.enqueue(call([&] { source.set_failure(std::make_exception_ptr(std::runtime_error("lost"))); }));
+  bad.record(source);
+  source.enqueue(call([&] { source.set_failure(nullptr); }));
+  again.record(source);
+  good.block(before);
+  bad.block(behind);
+  again.block(later);
+  source.drain();
+  before.drain();
+  later.drain();
+  for (int i = 0; i < 2; i++) {  // recorded before, and passed already
+    std::string told;
+    try {
+      behind.drain();
+    } catch (const std::runtime_error& e) {
+      told = e.what();
+    }
+    CHECK_EQ(told, std::string("lost"));
+    behind.drain();
+    bad.block(behind);
+  }
+}
+
 struct Door final : neuron::Gate {
   bool open() const override { return opened; }
   void help() override {
@@ -481,8 +511,6 @@ TEST(fuzz_gates_opened_by_another_thread) {
   }
 }
 
-// Random programs: threads put tasks on queues, record events, make queues wait for events, and wait themselves.
-// Each event carries what had to be done at its point; whoever passes it checks.
 TEST(fuzz_events_between_queues) {
   constexpr int kQueues = 5, kThreads = 3, kSteps = 250;
   for (uint64_t seed : check::seeds(200)) {
