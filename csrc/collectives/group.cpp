@@ -15,7 +15,7 @@ namespace neuron::collectives {
 
 namespace {
 
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 // Messages of the user are told from those of algorithms by the highest bit.
 uint64_t message_tag(int tag) { return 1ull << 63 | static_cast<uint32_t>(tag); }
 
@@ -25,6 +25,7 @@ struct Card {
   char host[128]{};
   SegmentAddress segment;
   uint64_t flight = 0, board = 0, lanes = 0;
+  uint64_t board_token = 0;
   Secret secret{};  // the first rank's is the group's
 };
 
@@ -115,6 +116,7 @@ std::function<void()> GroupOp::completed() {
 Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::get()) {
   const int n = size();
   Segment& own = *node_.segment();
+  node_.release_retired();
   // Flight record, board and lanes of this rank, in one block.
   const size_t board_at = align(sizeof(FlightMemory)), lanes_at = board_at + align(sizeof(BoardMemory));
   auto block = own.allocate(lanes_at + n * sizeof(LaneMemory));
@@ -123,7 +125,7 @@ Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::g
         "neuron: no shared memory is left for another process group; destroy groups that are not used any more");
   block_ = *block;
   flight_ = new (own.at<FlightMemory>(block_)) FlightMemory;
-  new (own.at<BoardMemory>(block_ + board_at)) BoardMemory;
+  auto* board = new (own.at<BoardMemory>(block_ + board_at)) BoardMemory;
   for (int i = 0; i < n; i++) new (own.at<LaneMemory>(block_ + lanes_at + i * sizeof(LaneMemory))) LaneMemory;
 
   Card card;
@@ -133,6 +135,8 @@ Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::g
   card.board = block_ + board_at;
   card.lanes = block_ + lanes_at;
   random_bytes(card.secret.data(), card.secret.size());
+  random_bytes(&card.board_token, sizeof card.board_token);
+  board->token = card.board_token;
   try {
     join(pack(card));
   } catch (...) {
@@ -178,7 +182,7 @@ void Group::join(const std::string& own_card) {
     try {
       auto segment = node_.peer(cards[r].segment);
       peers_[r] = {segment, segment->at<FlightMemory>(cards[r].flight)};
-      boards.push_back({segment, segment->at<BoardMemory>(cards[r].board)});
+      boards.push_back({segment, segment->at<BoardMemory>(cards[r].board), cards[r].board_token});
       lanes.push_back({r, segment, segment->at<LaneMemory>(cards[r].lanes, n)});
     } catch (const std::exception& e) {
       throw CommunicationError("neuron: rank " + std::to_string(me) + " cannot reach rank " + std::to_string(r) + ": " +
@@ -212,9 +216,8 @@ void Group::join(const std::string& own_card) {
 }
 
 Group::~Group() {
-  board_.reset();
   router_.reset();
-  node_.segment()->release(block_);
+  node_.retire(std::move(board_), block_);
 }
 
 std::string Group::name_of_rank(int r) const {
@@ -338,9 +341,8 @@ std::string Group::flight_report() const {
 }
 
 std::vector<int> Group::waiting_for(const GroupOp& op) const {
-  const Kind kind = op.signature_.kind;
   std::vector<int> out;
-  if (kind != Kind::send && kind != Kind::recv) {
+  if (op.is_collective()) {
     out = router_->busy();
     for (int member : board_->missing()) out.push_back(local_ranks_[member]);
     return out;
@@ -388,6 +390,10 @@ std::exception_ptr Group::health(const GroupOp& op, int64_t now) {
       reason[sizeof reason - 1] = 0;
       return give_up(head + name_of_rank(r) + " has given up: " + reason);
     }
+    const auto member = std::find(local_ranks_.begin(), local_ranks_.end(), r) - local_ranks_.begin();
+    if (op.is_collective() && board_->deserted_by(static_cast<int>(member)))
+      return give_up(head + name_of_rank(r) +
+                     " has destroyed the group already. What each rank was doing:" + flight_report());
   }
   if (now < op.deadline_ns) return nullptr;
   return give_up(head + "timed out after " + std::to_string(op.timeout_ns_ / 1'000'000) + " ms while it waited for " +

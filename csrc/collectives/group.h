@@ -47,6 +47,7 @@ class GroupOp final : public Op {
   std::exception_ptr health(int64_t now) override;
   std::function<void()> completed() override;
   std::string what() const;
+  bool is_collective() const { return signature_.kind != Kind::send && signature_.kind != Kind::recv; }
 
  private:
   friend class Group;

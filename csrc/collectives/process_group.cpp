@@ -275,8 +275,11 @@ struct StartTask final : Task {
 
 std::shared_ptr<collectives::Start> ProcessGroupNeuron::Plan::start() const {
   std::vector<StreamQueue*> busy;
-  for (auto& device : state_->devices)
-    if (auto& queue = current_queue(device.index()); !queue.idle()) busy.push_back(&queue);
+  for (auto& device : state_->devices) {
+    auto& queue = current_queue(device.index());
+    queue.settle();  // the window may hold operators that write the inputs
+    if (!queue.idle()) busy.push_back(&queue);
+  }
   if (busy.empty()) return nullptr;
   auto start = std::make_shared<collectives::Start>();
   auto left = std::make_shared<std::atomic<int>>(static_cast<int>(busy.size()));
@@ -298,8 +301,11 @@ ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, in
   options.rank = rank;
   options.size = size;
   options.global_ranks = std::move(global_ranks);
+  // Groups that are made from one store (PyTorch splits a group once for each type of device) must not read each other's
+  // keys: all ranks make them in one order.
+  const int64_t made = store_->add("neuron/made/" + std::to_string(rank), 1);
   options.exchange = [&](const std::string& what, const std::string& mine) {
-    auto key = [&](int r) { return "neuron/" + what + "/" + std::to_string(r); };
+    auto key = [&](int r) { return "neuron/" + std::to_string(made) + "/" + what + "/" + std::to_string(r); };
     store_->set(key(rank), mine);
     std::vector<std::string> all;
     for (int r = 0; r < size; r++) {

@@ -65,10 +65,10 @@ class OnStreams {
  public:
   template <class F>
   OnStreams(const std::vector<c10::Device>& devices, F stream_of) {
-    for (auto& device : devices) before_.push_back(exchange_stream(stream_of(device.index())));
+    for (auto& device : devices) before_.push_back(borrow_stream(stream_of(device.index())));
   }
   ~OnStreams() {
-    for (auto& stream : before_) exchange_stream(stream);
+    for (auto& stream : before_) borrow_stream(stream);
   }
   OnStreams(const OnStreams&) = delete;
 

@@ -109,9 +109,14 @@ c10::Stream group_stream(c10::DeviceIndex index, uint32_t group) {
 
 c10::Stream exchange_stream(c10::Stream stream) {
   c10::DeviceIndex index = resolve_device(stream.device_index());
-  c10::Stream old = current_stream(index);
   queue_of(stream);  // throws if there is no such stream
-  if (old.id() != stream.id()) current_queue(index).settle();
+  if (t_streams[index] != stream.id()) current_queue(index).settle();
+  return borrow_stream(stream);
+}
+
+c10::Stream borrow_stream(c10::Stream stream) {
+  c10::DeviceIndex index = resolve_device(stream.device_index());
+  c10::Stream old = current_stream(index);
   t_streams[index] = static_cast<int16_t>(stream.id());
   return old;
 }

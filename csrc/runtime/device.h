@@ -56,6 +56,9 @@ c10::Stream idle_stream(c10::DeviceIndex index);
 // The stream that stands for the collectives of the process's n-th group (groups far apart share one).
 c10::Stream group_stream(c10::DeviceIndex index, uint32_t group);
 c10::Stream exchange_stream(c10::Stream stream);
+// The same for a thread that only records events or queues tasks on `stream`, or stops to: its own stream's deferred
+// work stays where it is, because this thread may be one that the stream waits for.
+c10::Stream borrow_stream(c10::Stream stream);
 StreamQueue& queue_of(const c10::Stream& stream);
 StreamQueue& current_queue(c10::DeviceIndex index);
 

@@ -238,7 +238,6 @@ void StreamQueue::rethrow() {
 }
 
 void StreamQueue::kick() {
-  settle();
   if (!idle() && !Worker::get().kick(this)) await(enqueued());
 }
 

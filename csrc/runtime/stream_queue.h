@@ -75,7 +75,7 @@ class StreamQueue {
   void await(uint64_t ticket);
   // Destroys what was run.
   void release_finished();
-  // Lets the worker thread run what is queued.
+  // Lets the worker thread run what is queued. Any thread may call it: deferred work stays where it is.
   void kick();
 
   // For whoever opened a gate that is not a point of a queue: the worker looks again at the queues it passed over.

@@ -26,6 +26,39 @@ def test_split_group(ranks):
     ranks(4, _split, bound=True)
 
 
+def _split_again(rank, world):
+    """Groups that come and go quickly, of other members each time; ranks leave a group at their own pace."""
+    for i in range(12):
+        pairs = [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 3], [1, 2]]][i % 3]
+        group = dist.split_group(split_ranks=pairs)
+        pair = next(p for p in pairs if rank in p)
+        x = torch.full((5,), rank + 10.0 * i, device=_device())
+        dist.all_reduce(x, group=group)
+        assert x.tolist() == [sum(pair) + 20.0 * i] * 5
+        dist.destroy_process_group(group)
+
+
+def test_split_groups_again_and_again(ranks):
+    ranks(4, _split_again, bound=True)
+
+
+def _recorded(rank, world):
+    """What eager fusion has recorded and not run when a collective is called is part of its input."""
+    for size in (7, 500_000):
+        for call in (dist.all_reduce, lambda x: dist.all_reduce(x, async_op=True).wait()):
+            x = torch.arange(size, dtype=torch.float32, device=_device())
+            if rank:
+                time.sleep(0.2)
+            x = x * 2 + rank
+            call(x)
+            y = x + 1  # and what reads the result comes after it
+            assert torch.equal(y.cpu(), torch.arange(size) * 2.0 * world + sum(range(world)) + 1)
+
+
+def test_collectives_see_what_is_recorded(ranks):
+    ranks(2, _recorded)
+
+
 def _shrink(rank, world):
     if rank == 1:
         return  # as if it were lost
