@@ -301,8 +301,8 @@ ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, in
   options.rank = rank;
   options.size = size;
   options.global_ranks = std::move(global_ranks);
-  // Groups that are made from one store (PyTorch splits a group once for each type of device) must not read each other's
-  // keys: all ranks make them in one order.
+  // Groups that are made from one store (PyTorch splits a group once for each type of device) must not read each
+  // other's keys: all ranks make them in one order.
   const int64_t made = store_->add("neuron/made/" + std::to_string(rank), 1);
   options.exchange = [&](const std::string& what, const std::string& mine) {
     auto key = [&](int r) { return "neuron/" + std::to_string(made) + "/" + what + "/" + std::to_string(r); };

@@ -321,7 +321,8 @@ void leave_early(Meeting* meeting, int rank, int n) {
     alone.exchange = [](const std::string&, const std::string& mine) { return std::vector{mine}; };
     auto other = std::make_shared<Group>(std::move(alone));
     std::vector<int32_t> w(100'000, -1);
-    CHECK(run(*other, {{Kind::all_reduce, DataType::int32, Reduction::sum, -1, w.size()}, {piece(w)}, {piece(w)}}) == "");
+    CHECK(run(*other, {{Kind::all_reduce, DataType::int32, Reduction::sum, -1, w.size()}, {piece(w)}, {piece(w)}}) ==
+          "");
   }
   while (!over.load()) usleep(1000);
 }

@@ -469,6 +469,30 @@ TEST(the_worker_passes_over_a_closed_gate) {
   CHECK_EQ(through + rest, 2);
 }
 
+TEST(the_worker_leaves_deferred_work_to_host_threads) {
+  struct Window final : neuron::Deferred {
+    void flush() override { flushes++; }
+    std::atomic<int> flushes{0};
+  } window;
+  auto door = std::make_shared<Door>();
+  StreamQueue &shut = new_queue(), &after = new_queue();
+  std::atomic<int> behind{0};
+  shut.enqueue(std::make_unique<Guarded>(door, [] {}));
+  Event event;
+  event.record(shut);
+  shut.set_deferred(&window);
+  event.block(after);
+  after.enqueue(call([&] { behind++; }), true);
+  CHECK(soon([&] { return door->kicked > 0; }));
+  door->opened = true;
+  StreamQueue::gate_opened();
+  CHECK(soon([&] { return behind == 1; }));
+  CHECK_EQ(window.flushes.load(), 0);
+  shut.drain();
+  CHECK_EQ(window.flushes.load(), 1);
+  shut.set_deferred(nullptr);
+}
+
 TEST(a_host_thread_helps_what_its_queue_waits_for) {
   auto door = std::make_shared<Door>();
   door->opens_when_helped = true;
