@@ -86,7 +86,7 @@ class Group : public std::enable_shared_from_this<Group> {
   const Topology& topology() const { return topology_; }
   // Ends all operations of this rank with an error and refuses new ones.
   void abort(const std::string& reason);
-  // Waits until what was sent has arrived, at most `ns`.
+  // Waits until what was sent has arrived, or the group has failed and all operations have ended, at most `ns`.
   void drain(int64_t ns);
   // What each rank of this host was doing, one a line.
   std::string flight_report() const;

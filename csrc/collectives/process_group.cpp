@@ -339,9 +339,7 @@ c10d::ErrorType ProcessGroupNeuron::getError() {
 
 void ProcessGroupNeuron::abort() { group_->abort("abort() was called on rank " + std::to_string(getRank())); }
 
-void ProcessGroupNeuron::shutdown() {
-  if (!group_->failed()) group_->drain(std::chrono::nanoseconds(kDrainTime).count());
-}
+void ProcessGroupNeuron::shutdown() { group_->drain(std::chrono::nanoseconds(kDrainTime).count()); }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::part(const c10::intrusive_ptr<c10d::Store>& store,
                                                            const std::vector<int>& ranks,
