@@ -9,6 +9,7 @@ import argparse
 import os
 import pathlib
 import time
+from pydoc_data.topics import topics
 
 import torch
 import torch.distributed as dist
@@ -41,16 +42,16 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, symbols)
 
-    def forward(self, tokens):
+    def forward(self, tokens, targets):
         x = self.token(tokens) + self.place.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--text", type=pathlib.Path, default=pathlib.Path(torch.__file__).with_name("_tensor_docs.py"))
+    p.add_argument("--text", type=pathlib.Path, help="file to learn from (default: Python's language reference)")
     p.add_argument("--steps", type=int, default=60)
     p.add_argument("--batch", type=int, default=16, help="sequences of all ranks together")
     p.add_argument("--length", type=int, default=64)
@@ -64,7 +65,8 @@ def main():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("neuron", torch.neuron.current_device())
 
-    text = torch.frombuffer(bytearray(a.text.read_bytes()), dtype=torch.uint8).clamp(max=127).long()
+    text = a.text.read_bytes() if a.text else "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    text = torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp(max=127).long()
     torch.manual_seed(0)  # the same weights on every rank
     model = Model(128, a.width, a.layers, 4, a.length).to(device)
     mesh = init_device_mesh("neuron", (ranks,))
@@ -73,23 +75,25 @@ def main():
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
+    if rank == 0:
+        size = sum(x.numel() for x in model.parameters())
+        print(f"{ranks} ranks share {size:,} parameters and learn from {len(text):,} characters", flush=True)
     draw = torch.Generator().manual_seed(1)
     start = time.perf_counter()
     for step in range(1, a.steps + 1):
         begin = torch.randint(len(text) - a.length - 1, (a.batch,), generator=draw)[rank::ranks]
         tokens = torch.stack([text[b : b + a.length + 1] for b in begin]).to(device)
-        logits = model(tokens[:, :-1])
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step == 1 or step % 20 == 0:
+        if step == 1 or step % 10 == 0 or step == a.steps:
             mean = loss.detach().clone()
             dist.all_reduce(mean, op=dist.ReduceOp.AVG)
             if rank == 0:
                 seconds = (time.perf_counter() - start) / step
-                print(f"step {step:4d}   loss {mean.item():.4f}   {seconds:.3f} s/step", flush=True)
+                print(f"step {step:4d} of {a.steps}   loss {mean.item():.4f}   {seconds:.3f} s/step", flush=True)
     if a.checkpoint:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=a.checkpoint)
     dist.destroy_process_group()

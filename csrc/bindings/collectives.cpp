@@ -13,6 +13,10 @@ namespace neuron {
 void bind_collectives(py::module_& m, void (*check_signals)()) {
   set_collective_interrupt_check(check_signals);
   py::module_::import("torch._C._distributed_c10d");
+  using Options = ProcessGroupNeuron::NeuronOptions;
+  py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(m, "ProcessGroupNeuronOptions",
+                                                                           "What a process group was made with.")
+      .def("__deepcopy__", [](const Options& self, const py::dict&) { return c10::make_intrusive<Options>(self); });
   py::class_<ProcessGroupNeuron, c10d::Backend, c10::intrusive_ptr<ProcessGroupNeuron>>(
       m, "ProcessGroupNeuron", "torch.distributed over neuron devices.")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -26,6 +30,7 @@ void bind_collectives(py::module_& m, void (*check_signals)()) {
       .def("flight_report", &ProcessGroupNeuron::flight_report, "What each rank of this host is doing or did last.")
       .def("algorithm", &ProcessGroupNeuron::algorithm, py::arg("operation"), py::arg("bytes"),
            "Name of the algorithm that an operation of this size uses.")
+      .def_property_readonly("options", &ProcessGroupNeuron::options)
       .def("comm_split_count", &ProcessGroupNeuron::splits)
       // Ranks outside of a new group have nothing to do for it.
       .def("perform_nocolor_split", [](ProcessGroupNeuron&, const c10::Device&) {});

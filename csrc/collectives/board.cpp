@@ -15,13 +15,13 @@ Board::Board(std::vector<Member> members, int me) : members_(std::move(members))
 }
 
 Board::~Board() {
+  self().token.store(0, std::memory_order_release);
   if (large_) members_[me_].segment->release(large_);
 }
 
 void Board::close() {
   self().left.store(round_, std::memory_order_release);
   use_inline();
-  in_operation_ = false;
 }
 
 void Board::use_inline() {
@@ -40,30 +40,39 @@ void Board::publish() {
       if (i != me_) members_[i].segment->doorbell().ring();
 }
 
+bool Board::published(int member) const {
+  return members_[member].memory->round.load(std::memory_order_acquire) >= round_ && present(member);
+}
+
 bool Board::all_published() {
-  while (scanned_ < size() && members_[scanned_].memory->round.load(std::memory_order_acquire) >= round_) scanned_++;
+  while (scanned_ < size() && published(scanned_)) scanned_++;
   return scanned_ == size();
 }
 
 std::vector<int> Board::missing() const {
   std::vector<int> out;
   for (int i = 0; i < size(); i++)
-    if (members_[i].memory->round.load(std::memory_order_acquire) < round_) out.push_back(i);
+    if (!published(i)) out.push_back(i);
   return out;
 }
 
-bool Board::release_idle_window() {
-  if (!large_ || in_operation_) return false;
-  for (auto& m : members_)
-    if (m.memory->left.load(std::memory_order_acquire) < round_) return false;
-  members_[me_].segment->release(std::exchange(large_, 0));
-  large_bytes_ = 0;
+bool Board::forgotten() const {
+  for (int i = 0; i < size(); i++)
+    if (i != me_ && present(i) && members_[i].memory->left.load(std::memory_order_acquire) < round_ &&
+        members_[i].segment->alive())
+      return false;
   return true;
+}
+
+bool Board::deserted_by(int member) const {
+  // In this order: what it published before it left counts.
+  const bool left =
+      !present(member) || members_[member].memory->left.load(std::memory_order_acquire) == BoardMemory::kForever;
+  return left && !published(member);
 }
 
 Task<> Board::open(Signature signature, uint64_t operation, uint64_t most, bool large) {
   Segment& segment = *members_[me_].segment;
-  in_operation_ = true;
   std::optional<uint64_t> old;
   if (large && large_bytes_ < kLargeBytes) {
     if (large_) old = std::exchange(large_, 0);

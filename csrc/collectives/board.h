@@ -3,7 +3,8 @@
 // A collective is a number of rounds. In a round every rank writes into its window, publishes, waits until everyone has
 // published the round, and reads the windows of the others. Windows come in pairs used in turn: whoever has published
 // round r+1 has read round r, so a window is free again when everyone has published the round after it. No further
-// synchronisation exists, and none is needed between operations.
+// synchronisation exists, and none is needed between operations. A rank that leaves for good keeps its memory until the
+// others have read it (Node::retire).
 #pragma once
 
 #include <atomic>
@@ -29,8 +30,10 @@ struct Notice {
 };
 
 struct alignas(64) BoardMemory {
+  static constexpr uint64_t kForever = UINT64_MAX;
   alignas(64) std::atomic<uint64_t> round{0};
-  std::atomic<uint64_t> left{0};  // last round that the rank has read to the end of an operation
+  std::atomic<uint64_t> left{0};   // last round that the rank has read to the end of an operation; kForever: it is gone
+  std::atomic<uint64_t> token{0};  // another one than was announced: this is not the rank's board any more
   Notice notices[2];
   alignas(64) std::byte windows[2][kInlineBytes];
 };
@@ -52,6 +55,7 @@ class Board {
   struct Member {
     std::shared_ptr<Segment> segment;
     BoardMemory* memory;
+    uint64_t token;
   };
   // `members[me]` is this process's own.
   Board(std::vector<Member> members, int me);
@@ -82,12 +86,20 @@ class Board {
 
   // Members that have not published the round this rank has (whom it waits for).
   std::vector<int> missing() const;
-  // Gives the big windows back to the segment if everyone is done with them.
-  bool release_idle_window();
+  // This rank starts nothing more. What it published must stay until it is forgotten().
+  void leave() { self().left.store(BoardMemory::kForever, std::memory_order_release); }
+  // Whether a member has left and will never publish the round that this rank has.
+  bool deserted_by(int member) const;
+  // Whether nobody will read any more what this rank published.
+  bool forgotten() const;
 
  private:
   BoardMemory& self() { return *members_[me_].memory; }
+  bool present(int member) const {
+    return members_[member].memory->token.load(std::memory_order_acquire) == members_[member].token;
+  }
   uint64_t next_round() const { return round_ + 1; }
+  bool published(int member) const;
   bool all_published();
   void use_inline();
 
@@ -98,7 +110,6 @@ class Board {
   int scanned_ = 0;  // members known to have published round_
   uint64_t round_ = 0, notice_round_ = 0;
   uint64_t large_ = 0, large_bytes_ = 0;  // this rank's pair of big windows; 0: none
-  bool in_operation_ = false;
 };
 
 }  // namespace neuron::collectives

@@ -28,7 +28,8 @@ void Engine::stop() {
   }
   wake_.notify_all();
   doorbell_.ring();
-  if (thread_.joinable()) thread_.join();
+  for (auto& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 void Engine::submit(std::shared_ptr<Op> op) {
@@ -45,7 +46,7 @@ void Engine::kick() {
   {
     std::lock_guard lock(state_mutex_);
     kicked_ = true;
-    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+    if (!stopped_ && threads_.size() == away_) threads_.emplace_back([this] { loop(); });
   }
   wake_.notify_one();
   doorbell_.ring();
@@ -65,6 +66,7 @@ bool Engine::step_all(Finished& finished) {
   }
   if (ended) {
     auto rest = std::stable_partition(active_.begin(), active_.end(), [](auto& op) { return !op->finished(); });
+    pending_.fetch_sub(active_.end() - rest);
     std::move(rest, active_.end(), std::back_inserter(finished));
     active_.erase(rest, active_.end());
   }
@@ -85,7 +87,7 @@ void Engine::check_health(Finished& finished, int64_t now) {
   step_all(finished);
 }
 
-void Engine::turn(Finished& finished, bool background) {
+void Engine::turn(Finished& finished, bool background, int64_t end) {
   if (step_all(finished) || !finished.empty()) {
     idle_since_ns_ = 0;
     return;
@@ -104,24 +106,43 @@ void Engine::turn(Finished& finished, bool background) {
   if (step_all(finished) || inbox_filled_.load(std::memory_order_acquire)) {
     doorbell_.stay_awake();
   } else {
-    doorbell_.sleep(seen, poller_ ? kPollNs : std::max<int64_t>(next_check_ns_ - now, 1000));
+    doorbell_.sleep(seen, poller_ ? kPollNs : std::max<int64_t>(std::min(next_check_ns_, end) - now, 1000));
   }
 }
 
-void Engine::deliver(Finished& finished) {
+void Engine::deliver(Finished& finished, bool background) {
   if (finished.empty()) return;
+  std::vector<std::function<void()>> calls;
   for (auto& op : finished) {
-    op->completed();
+    if (auto call = op->completed()) calls.push_back(std::move(call));
     op->done_.store(true, std::memory_order_release);
   }
-  pending_.fetch_sub(finished.size());
+  if (observer_) observer_();
   {
-    std::lock_guard lock(inbox_mutex_);
-    std::move(finished.begin(), finished.end(), std::back_inserter(retired_));
+    std::lock_guard lock(state_mutex_);
+    progress_.notify_all();
   }
+  if (!calls.empty()) {
+    // Meanwhile another thread may have to drive.
+    {
+      std::lock_guard lock(state_mutex_);
+      if (background)
+        away_++;
+      else
+        waiters_.fetch_sub(1);
+    }
+    if (pending_.load() > 0) kick();
+    for (auto& call : calls) call();
+    calls.clear();
+    std::lock_guard lock(state_mutex_);
+    if (background)
+      away_--;
+    else
+      waiters_.fetch_add(1);
+  }
+  std::lock_guard lock(inbox_mutex_);
+  std::move(finished.begin(), finished.end(), std::back_inserter(retired_));
   finished.clear();
-  std::lock_guard lock(state_mutex_);
-  progress_.notify_all();
 }
 
 void Engine::wait(const Op& op) {
@@ -131,7 +152,7 @@ void Engine::wait(const Op& op) {
 
 bool Engine::wait_for(const Op& op, int64_t ns) {
   if (op.done()) return true;
-  const int64_t start = clock_ns();
+  const int64_t start = clock_ns(), end = ns < INT64_MAX - start ? start + ns : INT64_MAX;
   int64_t next_interrupt = start + kCheckPeriodNs;
   struct Waiter {
     Engine& engine;
@@ -145,16 +166,16 @@ bool Engine::wait_for(const Op& op, int64_t ns) {
     {
       std::unique_lock right(drive_, std::try_to_lock);
       if (right) {
-        turn(finished, false);
+        turn(finished, false, end);
       } else {
         doorbell_.ring();  // the background thread gives way
         std::unique_lock lock(state_mutex_);
-        progress_.wait_for(lock, std::chrono::microseconds(200), [&] { return op.done(); });
+        progress_.wait_for(lock, std::chrono::microseconds(200), [&] { return op.done() || !driving_; });
       }
     }
-    deliver(finished);
+    deliver(finished, false);
     const int64_t now = clock_ns();
-    if (now - start >= ns) return op.done();
+    if (now >= end) return op.done();
     if (now >= next_interrupt) {
       next_interrupt = now + kCheckPeriodNs;
       if (interrupt_check_) interrupt_check_();
@@ -177,21 +198,27 @@ void Engine::set_poller(std::function<bool()> poller) {
 
 void Engine::loop() {
   Finished finished;
+  std::unique_lock lock(state_mutex_);
   while (true) {
-    {
-      std::unique_lock lock(state_mutex_);
-      wake_.wait(lock, [&] { return stopped_ || (kicked_ && waiters_.load() == 0); });
-      if (stopped_) return;
-      if (pending_.load() == 0) {
-        kicked_ = false;
-        continue;
-      }
+    wake_.wait(lock, [&] { return stopped_ || (kicked_ && waiters_.load() == 0 && !driving_); });
+    if (stopped_) return;
+    if (pending_.load() == 0) {
+      kicked_ = false;
+      continue;
     }
+    driving_ = true;
+    lock.unlock();
     {
       std::lock_guard right(drive_);
-      if (waiters_.load() == 0) turn(finished, true);
+      if (waiters_.load() == 0) turn(finished, true, INT64_MAX);
     }
-    deliver(finished);
+    lock.lock();
+    driving_ = false;
+    if (waiters_.load() > 0) progress_.notify_all();
+    if (finished.empty()) continue;
+    lock.unlock();
+    deliver(finished, true);
+    lock.lock();
   }
 }
 

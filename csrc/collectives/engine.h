@@ -29,8 +29,9 @@ class Op : public Strand {
   virtual ~Op() = default;
   // Called by the driver now and then while the operation waits; returns why it can never end, or null.
   virtual std::exception_ptr health(int64_t now) = 0;
-  // Called once by the driver, outside its lock, in whatever thread drives.
-  virtual void completed() = 0;
+  // Called once by the driver, outside its lock, in whatever thread drives. Returns what is to be called once the
+  // operation counts as done: code of users, which may take any time and wait for other operations.
+  virtual std::function<void()> completed() = 0;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   const int64_t deadline_ns;
@@ -61,14 +62,16 @@ class Engine {
   void set_poller(std::function<bool()> poller);
   void set_crowded(bool crowded) { crowded_ = crowded; }
   void set_interrupt_check(std::function<void()> check) { interrupt_check_ = std::move(check); }
+  // Called when operations have become done.
+  void set_observer(std::function<void()> observer) { observer_ = std::move(observer); }
 
  private:
   using Finished = std::vector<std::shared_ptr<Op>>;
-  // One pass over all operations, and a pause if none moved. `drive_` is held.
-  void turn(Finished& finished, bool background);
+  // One pass over all operations, and a pause, until `end` at most, if none moved. `drive_` is held.
+  void turn(Finished& finished, bool background, int64_t end);
   bool step_all(Finished& finished);
   void check_health(Finished& finished, int64_t now);
-  void deliver(Finished& finished);
+  void deliver(Finished& finished, bool background);
   void release_retired();
   void loop();
 
@@ -88,11 +91,14 @@ class Engine {
   std::mutex state_mutex_;
   std::condition_variable wake_, progress_;
   std::atomic<int> waiters_{0};
-  std::atomic<size_t> pending_{0};
+  std::atomic<size_t> pending_{0};  // submitted and not finished
   bool kicked_ = false, stopped_ = false;
-  std::thread thread_;
+  // One of the threads drives in the background; there are others only while some run code of users.
+  bool driving_ = false;
+  size_t away_ = 0;  // threads that run code of users
+  std::vector<std::thread> threads_;
   std::atomic<bool> crowded_{false};
-  std::function<void()> interrupt_check_;
+  std::function<void()> interrupt_check_, observer_;
 };
 
 }  // namespace neuron::collectives

@@ -15,7 +15,7 @@ namespace neuron::collectives {
 
 namespace {
 
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 // Messages of the user are told from those of algorithms by the highest bit.
 uint64_t message_tag(int tag) { return 1ull << 63 | static_cast<uint32_t>(tag); }
 
@@ -25,6 +25,7 @@ struct Card {
   char host[128]{};
   SegmentAddress segment;
   uint64_t flight = 0, board = 0, lanes = 0;
+  uint64_t board_token = 0;
   Secret secret{};  // the first rank's is the group's
 };
 
@@ -57,15 +58,23 @@ std::string process_state(int pid) {
 
 }  // namespace
 
+namespace {
+Task<> after(std::shared_ptr<Start> start, Task<> body) {
+  co_await until([&] { return start->open.load(std::memory_order_acquire); });
+  co_await std::move(body);
+}
+}  // namespace
+
 GroupOp::GroupOp(std::shared_ptr<Group> group, Signature signature, uint64_t number, Task<> body, int64_t timeout_ns,
-                 std::function<void(std::exception_ptr)> done)
-    : Op(std::move(body), clock_ns() + timeout_ns),
+                 Done done, std::shared_ptr<Start> start)
+    : Op(start ? after(start, std::move(body)) : std::move(body), clock_ns() + timeout_ns),
       group_(std::move(group)),
       signature_(signature),
       number_(number),
       started_ns_(clock_ns()),
       timeout_ns_(timeout_ns),
-      done_(std::move(done)) {
+      done_(std::move(done)),
+      start_(std::move(start)) {
   place_ = flight_begin(*group_->flight_, number_, signature_, started_ns_);
 }
 
@@ -75,7 +84,7 @@ std::string GroupOp::what() const {
 
 std::exception_ptr GroupOp::health(int64_t now) { return group_->health(*this, now); }
 
-void GroupOp::completed() {
+std::function<void()> GroupOp::completed() {
   std::exception_ptr failure = error();
   const std::string head = "neuron: " + what() + " failed: ";
   if (failure) {
@@ -101,12 +110,13 @@ void GroupOp::completed() {
   } else {
     flight_end(*group_->flight_, place_, clock_ns());
   }
-  done_(failure);
+  return done_(failure);
 }
 
 Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::get()) {
   const int n = size();
   Segment& own = *node_.segment();
+  node_.release_retired();
   // Flight record, board and lanes of this rank, in one block.
   const size_t board_at = align(sizeof(FlightMemory)), lanes_at = board_at + align(sizeof(BoardMemory));
   auto block = own.allocate(lanes_at + n * sizeof(LaneMemory));
@@ -115,7 +125,7 @@ Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::g
         "neuron: no shared memory is left for another process group; destroy groups that are not used any more");
   block_ = *block;
   flight_ = new (own.at<FlightMemory>(block_)) FlightMemory;
-  new (own.at<BoardMemory>(block_ + board_at)) BoardMemory;
+  auto* board = new (own.at<BoardMemory>(block_ + board_at)) BoardMemory;
   for (int i = 0; i < n; i++) new (own.at<LaneMemory>(block_ + lanes_at + i * sizeof(LaneMemory))) LaneMemory;
 
   Card card;
@@ -125,6 +135,8 @@ Group::Group(GroupOptions options) : options_(std::move(options)), node_(Node::g
   card.board = block_ + board_at;
   card.lanes = block_ + lanes_at;
   random_bytes(card.secret.data(), card.secret.size());
+  random_bytes(&card.board_token, sizeof card.board_token);
+  board->token = card.board_token;
   try {
     join(pack(card));
   } catch (...) {
@@ -170,7 +182,7 @@ void Group::join(const std::string& own_card) {
     try {
       auto segment = node_.peer(cards[r].segment);
       peers_[r] = {segment, segment->at<FlightMemory>(cards[r].flight)};
-      boards.push_back({segment, segment->at<BoardMemory>(cards[r].board)});
+      boards.push_back({segment, segment->at<BoardMemory>(cards[r].board), cards[r].board_token});
       lanes.push_back({r, segment, segment->at<LaneMemory>(cards[r].lanes, n)});
     } catch (const std::exception& e) {
       throw CommunicationError("neuron: rank " + std::to_string(me) + " cannot reach rank " + std::to_string(r) + ": " +
@@ -204,9 +216,8 @@ void Group::join(const std::string& own_card) {
 }
 
 Group::~Group() {
-  board_.reset();
   router_.reset();
-  node_.segment()->release(block_);
+  node_.retire(std::move(board_), block_);
 }
 
 std::string Group::name_of_rank(int r) const {
@@ -278,22 +289,24 @@ Task<> Group::in_turn(std::vector<Call> calls, uint64_t number) {
   turn_++;
 }
 
-std::shared_ptr<GroupOp> Group::start(std::vector<Call> calls, int64_t timeout_ns, Done done) {
+std::shared_ptr<GroupOp> Group::start(std::vector<Call> calls, int64_t timeout_ns, Done done,
+                                      std::shared_ptr<Start> start) {
   std::lock_guard lock(submit_mutex_);
   const uint64_t number = collectives_++;
   const Signature signature = calls.at(0).signature;
   auto op = std::make_shared<GroupOp>(shared_from_this(), signature, number, in_turn(std::move(calls), number),
-                                      timeout_ns, std::move(done));
+                                      timeout_ns, std::move(done), std::move(start));
   node_.engine().submit(op);
   return op;
 }
 
-std::shared_ptr<GroupOp> Group::send(int to, int tag, DataType dtype, Piece data, int64_t timeout_ns, Done done) {
+std::shared_ptr<GroupOp> Group::send(int to, int tag, DataType dtype, Piece data, int64_t timeout_ns, Done done,
+                                     std::shared_ptr<Start> start) {
   std::lock_guard lock(submit_mutex_);
   const Signature signature{Kind::send, dtype, Reduction::sum, to, data.bytes / size_of(dtype)};
   auto op = std::make_shared<GroupOp>(shared_from_this(), signature, messages_++,
                                       router_->send(to, message_tag(tag), data.data, data.bytes), timeout_ns,
-                                      std::move(done));
+                                      std::move(done), std::move(start));
   node_.engine().submit(op);
   return op;
 }
@@ -303,12 +316,12 @@ Task<> Group::receive_into(int from, uint64_t tag, Piece data, std::shared_ptr<i
 }
 
 std::shared_ptr<GroupOp> Group::receive(int from, int tag, DataType dtype, Piece data, int64_t timeout_ns,
-                                        std::shared_ptr<int> source, Done done) {
+                                        std::shared_ptr<int> source, Done done, std::shared_ptr<Start> start) {
   std::lock_guard lock(submit_mutex_);
   const Signature signature{Kind::recv, dtype, Reduction::sum, from, data.bytes / size_of(dtype)};
   auto op = std::make_shared<GroupOp>(shared_from_this(), signature, messages_++,
                                       receive_into(from, message_tag(tag), data, std::move(source)), timeout_ns,
-                                      std::move(done));
+                                      std::move(done), std::move(start));
   node_.engine().submit(op);
   return op;
 }
@@ -328,9 +341,8 @@ std::string Group::flight_report() const {
 }
 
 std::vector<int> Group::waiting_for(const GroupOp& op) const {
-  const Kind kind = op.signature_.kind;
   std::vector<int> out;
-  if (kind != Kind::send && kind != Kind::recv) {
+  if (op.is_collective()) {
     out = router_->busy();
     for (int member : board_->missing()) out.push_back(local_ranks_[member]);
     return out;
@@ -358,6 +370,12 @@ std::exception_ptr Group::health(const GroupOp& op, int64_t now) {
     std::lock_guard lock(failure_mutex_);
     return std::make_exception_ptr(CommunicationError(head + "the group cannot be used any more since: " + failure_));
   }
+  if (op.start_ && !op.start_->open.load(std::memory_order_acquire)) {
+    if (now < op.deadline_ns) return nullptr;
+    return give_up(
+        head + "timed out after " + std::to_string(op.timeout_ns_ / 1'000'000) +
+        " ms while it waited for what this rank's stream does before it. What each rank was doing:" + flight_report());
+  }
   std::string late;
   for (int r : waiting_for(op)) {
     const Peer& peer = peers_[r];
@@ -372,6 +390,10 @@ std::exception_ptr Group::health(const GroupOp& op, int64_t now) {
       reason[sizeof reason - 1] = 0;
       return give_up(head + name_of_rank(r) + " has given up: " + reason);
     }
+    const auto member = std::find(local_ranks_.begin(), local_ranks_.end(), r) - local_ranks_.begin();
+    if (op.is_collective() && board_->deserted_by(static_cast<int>(member)))
+      return give_up(head + name_of_rank(r) +
+                     " has destroyed the group already. What each rank was doing:" + flight_report());
   }
   if (now < op.deadline_ns) return nullptr;
   return give_up(head + "timed out after " + std::to_string(op.timeout_ns_ / 1'000'000) + " ms while it waited for " +
@@ -387,7 +409,8 @@ void Group::drain(int64_t ns) {
   // An operation that waits for the receivers, driven like any other.
   auto self = shared_from_this();
   auto body = [](Group* group) -> Task<> { co_await until([group] { return group->router_->drained(); }); };
-  auto op = std::make_shared<GroupOp>(self, Signature{}, messages_++, body(this), ns, [](std::exception_ptr) {});
+  auto op = std::make_shared<GroupOp>(
+      self, Signature{}, messages_++, body(this), ns, [](std::exception_ptr) { return nullptr; }, nullptr);
   node_.engine().submit(op);
   node_.engine().wait_for(*op, ns);
 }

@@ -32,14 +32,22 @@ struct GroupOptions {
 
 class Group;
 
-// An operation of a group. `done` is called once with the error or null, in any thread.
+// What precedes an operation in its process: it starts when `open` is true. Whoever opens it kicks the engine.
+struct Start {
+  std::atomic<bool> open{false};
+};
+
+// Called once, in any thread, with the error of an operation or null; see Op::completed for what it returns.
+using Done = std::function<std::function<void()>(std::exception_ptr)>;
+
 class GroupOp final : public Op {
  public:
   GroupOp(std::shared_ptr<Group> group, Signature signature, uint64_t number, Task<> body, int64_t timeout_ns,
-          std::function<void(std::exception_ptr)> done);
+          Done done, std::shared_ptr<Start> start);
   std::exception_ptr health(int64_t now) override;
-  void completed() override;
+  std::function<void()> completed() override;
   std::string what() const;
+  bool is_collective() const { return signature_.kind != Kind::send && signature_.kind != Kind::recv; }
 
  private:
   friend class Group;
@@ -47,7 +55,8 @@ class GroupOp final : public Op {
   Signature signature_;
   uint64_t number_, place_;
   int64_t started_ns_, timeout_ns_;
-  std::function<void(std::exception_ptr)> done_;
+  Done done_;
+  std::shared_ptr<Start> start_;
 };
 
 class Group : public std::enable_shared_from_this<Group> {
@@ -64,18 +73,20 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // Starts collectives that run one after the other as one operation. The memory of their pieces must stay valid until
   // `done` was called; what `done` holds is released by a host thread later.
-  using Done = std::function<void(std::exception_ptr)>;
-  std::shared_ptr<GroupOp> start(std::vector<Call> calls, int64_t timeout_ns, Done done);
-  std::shared_ptr<GroupOp> send(int to, int tag, DataType dtype, Piece data, int64_t timeout_ns, Done done);
+  // `start` may be null.
+  std::shared_ptr<GroupOp> start(std::vector<Call> calls, int64_t timeout_ns, Done done,
+                                 std::shared_ptr<Start> start = nullptr);
+  std::shared_ptr<GroupOp> send(int to, int tag, DataType dtype, Piece data, int64_t timeout_ns, Done done,
+                                std::shared_ptr<Start> start = nullptr);
   // `source` is set before `done` is called.
   std::shared_ptr<GroupOp> receive(int from, int tag, DataType dtype, Piece data, int64_t timeout_ns,
-                                   std::shared_ptr<int> source, Done done);
+                                   std::shared_ptr<int> source, Done done, std::shared_ptr<Start> start = nullptr);
 
   bool failed() const { return failed_; }
   const Topology& topology() const { return topology_; }
   // Ends all operations of this rank with an error and refuses new ones.
   void abort(const std::string& reason);
-  // Waits until what was sent has arrived, at most `ns`.
+  // Waits until what was sent has arrived, or the group has failed and all operations have ended, at most `ns`.
   void drain(int64_t ns);
   // What each rank of this host was doing, one a line.
   std::string flight_report() const;

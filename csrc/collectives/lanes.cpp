@@ -31,7 +31,7 @@ Lanes::Lanes(std::vector<Member> members, int me) : members_(std::move(members))
 
 Lanes::~Lanes() {
   for (auto& flow : flows_) {
-    if (flow.memory->window_bytes) own().release(flow.memory->window);
+    if (flow.window) own().release(*flow.window);
     own().release(flow.offset);
   }
 }
@@ -80,6 +80,7 @@ Task<> Lanes::send(int to, uint64_t tag, const std::byte* data, size_t bytes) {
   std::optional<uint64_t> window;
   co_await until([&] { return (window = own().allocate(ring)).has_value(); });
   std::byte* base = own().at<std::byte>(*window, ring);
+  std::find_if(flows_.begin(), flows_.end(), [&](Flow& f) { return f.memory == flow; })->window = window;
   flow->window = *window;
   flow->window_bytes = ring;
   const uint64_t step = std::max<uint64_t>(ring / 2, 1);
@@ -104,6 +105,10 @@ void Lanes::pump() {
     uint64_t tail = lane.tail.load(std::memory_order_relaxed);
     const uint64_t head = lane.head.load(std::memory_order_acquire);
     if (tail == head) continue;
+    if (head - tail > LaneMemory::kDepth)
+      throw std::runtime_error(std::string("Rank ")
+                                   .append(std::to_string(members_[i].rank))
+                                   .append(" announced more messages than it can have"));
     for (; tail != head; tail++) {
       Arrival arrival{static_cast<int>(i), lane.ring[tail % LaneMemory::kDepth]};
       auto it = std::find_if(posted_.begin(), posted_.end(), [&](Posted* p) { return p->wants(arrival); });

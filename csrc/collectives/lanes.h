@@ -8,6 +8,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "link.h"
@@ -86,6 +87,7 @@ class Lanes final : public Link {
     uint64_t offset;
     FlowMemory* memory;
     bool eager;
+    std::optional<uint64_t> window{};  // not read back from memory that peers can write
   };
   std::vector<Flow> flows_;  // sent, perhaps not yet taken
 };

@@ -69,6 +69,26 @@ Fabric& Node::fabric() {
   return *fabric_;
 }
 
+void Node::retire(std::unique_ptr<Board> board, uint64_t block) {
+  board->leave();
+  {
+    std::lock_guard lock(mutex_);
+    retired_.emplace_back(std::move(board), block);
+  }
+  release_retired();
+}
+
+void Node::release_retired() {
+  std::lock_guard lock(mutex_);
+  std::erase_if(retired_, [&](auto& entry) {
+    auto& [board, block] = entry;
+    if (!board->forgotten()) return false;
+    board.reset();
+    segment_->release(block);
+    return true;
+  });
+}
+
 void Node::note_local_ranks(int ranks) {
   std::lock_guard lock(mutex_);
   local_ranks_ = std::max(local_ranks_, ranks);

@@ -6,7 +6,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "board.h"
 #include "engine.h"
 #include "fabric.h"
 #include "segment.h"
@@ -28,6 +31,11 @@ class Node {
   Fabric& fabric();
   // Identity of this host: ranks with equal identities reach each other's memory.
   const std::string& host() const { return host_; }
+  // Takes the board that this process leaves and the block of its segment that the board lies in, until the peers have
+  // read what they want.
+  void retire(std::unique_ptr<Board> board, uint64_t block);
+  // Frees blocks of retired boards that can be.
+  void release_retired();
   // Tells how many ranks this host has, as far as a group knows.
   void note_local_ranks(int ranks);
 
@@ -40,6 +48,7 @@ class Node {
   std::mutex mutex_;
   std::map<std::array<uint8_t, 16>, std::weak_ptr<Segment>> peers_;
   std::unique_ptr<Fabric> fabric_;
+  std::vector<std::pair<std::unique_ptr<Board>, uint64_t>> retired_;
   int local_ranks_ = 1;
 };
 

@@ -28,6 +28,7 @@ std::function<void()>& interrupt_check() {
   return *check;
 }
 
+std::atomic<uint32_t> g_groups{0};
 constexpr auto kDrainTime = std::chrono::seconds(5);
 
 std::optional<DataType> known_type(c10::ScalarType t) {
@@ -69,14 +70,13 @@ Reduction reduction_of(const c10d::ReduceOp& op) {
   }
 }
 
-// A tensor as CPU memory; what its stream still has to do for it is done.
+// A tensor as CPU memory. Its stream may not have written it yet.
 at::Tensor on_host(const at::Tensor& t) {
   TORCH_CHECK_VALUE(t.defined() && t.layout() == c10::kStrided, "Collectives on neuron take dense tensors, but got ",
                     t.defined() ? t.toString() : "an undefined one",
                     ". Use .to_dense(), or reduce the values and indices of sparse tensors.");
   if (t.device().is_cpu()) return t;
   TORCH_CHECK_VALUE(is_neuron(t), "The neuron backend takes neuron and CPU tensors, but got one on ", t.device(), ".");
-  current_queue(t.device().index()).drain();
   return Bridge(t.device().index()).to_host(t);
 }
 
@@ -135,14 +135,17 @@ class ProcessGroupNeuron::Plan {
   // Contiguous memory of an input.
   at::Tensor input(const at::Tensor& t) {
     note(t);
-    return on_host(t).resolve_conj().resolve_neg().contiguous();
+    at::Tensor host = on_host(t);
+    if (plain(host)) return host;
+    settle(t);
+    return host.resolve_conj().resolve_neg().contiguous();
   }
   // Contiguous memory whose content becomes that of `t`.
   at::Tensor output(const at::Tensor& t) {
     note(t);
     state_->outputs.push_back(t);
     at::Tensor host = on_host(t);
-    if (host.is_contiguous() && !host.is_conj() && !host.is_neg()) return keep(host);
+    if (plain(host)) return keep(host);
     at::Tensor temporary = keep(at::empty(host.sizes(), host.options()));
     state_->copies.emplace_back(host, temporary);
     return temporary;
@@ -150,7 +153,10 @@ class ProcessGroupNeuron::Plan {
   // An input that becomes an output.
   at::Tensor in_place(const at::Tensor& t) {
     at::Tensor out = output(t);
-    if (!state_->copies.empty() && state_->copies.back().second.is_same(out)) out.copy_(state_->copies.back().first);
+    if (!state_->copies.empty() && state_->copies.back().second.is_same(out)) {
+      settle(t);
+      out.copy_(state_->copies.back().first);
+    }
     return out;
   }
   // An input of a sum, multiplied if the operation says so.
@@ -158,7 +164,8 @@ class ProcessGroupNeuron::Plan {
     at::Tensor in = input(t);
     return keep(op.op_ == c10d::ReduceOp::PREMUL_SUM ? multiply(in, op) : in);
   }
-  static at::Tensor multiply(const at::Tensor& t, const c10d::ReduceOp& op) {
+  at::Tensor multiply(const at::Tensor& t, const c10d::ReduceOp& op) {
+    for (auto& device : state_->devices) current_queue(device.index()).drain();
     auto* factor = dynamic_cast<c10d::PreMulSumSupplement*>(op.supplement_.get());
     TORCH_CHECK_VALUE(factor, "PREMUL_SUM needs a factor.");
     if (!factor->tensor_factor.defined()) return t.mul(factor->double_factor).to(t.scalar_type());
@@ -228,11 +235,18 @@ class ProcessGroupNeuron::Plan {
     add_reduction(Kind::reduce_scatter, in, op, equal_pieces(from, size_), {piece_of(to)}, to.nbytes(), from.nbytes());
   }
 
-  bool empty() const { return calls_.empty(); }
+  // What the current streams still have to do for the tensors precedes the operation; null if there is nothing.
+  // Starts the streams' work.
+  std::shared_ptr<collectives::Start> start() const;
   std::vector<Call> take_calls() { return std::move(calls_); }
   const std::shared_ptr<WorkState>& state() const { return state_; }
 
  private:
+  static bool plain(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
+  // The host is about to read the tensor.
+  static void settle(const at::Tensor& t) {
+    if (is_neuron(t)) current_queue(t.device().index()).drain();
+  }
   void note(const at::Tensor& t) {
     keep(t);
     auto& devices = state_->devices;
@@ -244,10 +258,42 @@ class ProcessGroupNeuron::Plan {
   std::vector<Call> calls_;
 };
 
+namespace {
+// The point in the streams where an operation may start.
+struct StartTask final : Task {
+  explicit StartTask(std::shared_ptr<collectives::Start> s, std::shared_ptr<std::atomic<int>> l)
+      : start(std::move(s)), left(std::move(l)) {}
+  void run() override {
+    if (left->fetch_sub(1) != 1) return;
+    start->open.store(true, std::memory_order_release);
+    collectives::Node::get().engine().kick();
+  }
+  std::shared_ptr<collectives::Start> start;
+  std::shared_ptr<std::atomic<int>> left;  // streams that have not come so far
+};
+}  // namespace
+
+std::shared_ptr<collectives::Start> ProcessGroupNeuron::Plan::start() const {
+  std::vector<StreamQueue*> busy;
+  for (auto& device : state_->devices) {
+    auto& queue = current_queue(device.index());
+    queue.settle();  // the window may hold operators that write the inputs
+    if (!queue.idle()) busy.push_back(&queue);
+  }
+  if (busy.empty()) return nullptr;
+  auto start = std::make_shared<collectives::Start>();
+  auto left = std::make_shared<std::atomic<int>>(static_cast<int>(busy.size()));
+  for (StreamQueue* queue : busy) queue->enqueue(std::make_unique<StartTask>(start, left), true);
+  return start;
+}
+
 ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                        std::chrono::milliseconds timeout, std::string name,
                                        std::vector<uint64_t> global_ranks)
-    : Backend(rank, size), store_(std::move(store)), options_(c10::make_intrusive<Options>("neuron", timeout)) {
+    : Backend(rank, size),
+      store_(std::move(store)),
+      options_(c10::make_intrusive<NeuronOptions>(timeout)),
+      number_(g_groups++) {
   options_->group_name = name;
   options_->global_ranks_in_group = global_ranks;
   collectives::GroupOptions options;
@@ -255,8 +301,11 @@ ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, in
   options.rank = rank;
   options.size = size;
   options.global_ranks = std::move(global_ranks);
+  // Groups that are made from one store (PyTorch splits a group once for each type of device) must not read each
+  // other's keys: all ranks make them in one order.
+  const int64_t made = store_->add("neuron/made/" + std::to_string(rank), 1);
   options.exchange = [&](const std::string& what, const std::string& mine) {
-    auto key = [&](int r) { return "neuron/" + what + "/" + std::to_string(r); };
+    auto key = [&](int r) { return "neuron/" + std::to_string(made) + "/" + what + "/" + std::to_string(r); };
     store_->set(key(rank), mine);
     std::vector<std::string> all;
     for (int r = 0; r < size; r++) {
@@ -271,7 +320,11 @@ ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, in
   } catch (const collectives::CommunicationError& e) {
     TORCH_CHECK_WITH(DistBackendError, false, e.what());
   }
-  group_->node().engine().set_interrupt_check(interrupt_check());
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    group_->node().engine().set_interrupt_check(interrupt_check());
+    group_->node().engine().set_observer(StreamQueue::gate_opened);
+  });
 }
 
 ProcessGroupNeuron::~ProcessGroupNeuron() { shutdown(); }
@@ -286,14 +339,12 @@ c10d::ErrorType ProcessGroupNeuron::getError() {
 
 void ProcessGroupNeuron::abort() { group_->abort("abort() was called on rank " + std::to_string(getRank())); }
 
-void ProcessGroupNeuron::shutdown() {
-  if (!group_->failed()) group_->drain(std::chrono::nanoseconds(kDrainTime).count());
-}
+void ProcessGroupNeuron::shutdown() { group_->drain(std::chrono::nanoseconds(kDrainTime).count()); }
 
-c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::split(const c10::intrusive_ptr<c10d::Store>& store,
-                                                            const std::vector<int>& ranks,
-                                                            const c10::intrusive_ptr<Options>& options) {
-  splits_++;
+c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::part(const c10::intrusive_ptr<c10d::Store>& store,
+                                                           const std::vector<int>& ranks,
+                                                           const c10::intrusive_ptr<Options>& options,
+                                                           const char* suffix) {
   auto me = std::find(ranks.begin(), ranks.end(), getRank());
   if (me == ranks.end()) return nullptr;
   std::vector<uint64_t> global;
@@ -302,15 +353,49 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::split(const c10::intrusive
                                                              : options_->global_ranks_in_group.at(r));
   return c10::make_intrusive<ProcessGroupNeuron>(
       store, static_cast<int>(me - ranks.begin()), static_cast<int>(ranks.size()),
-      options ? options->timeout : options_->timeout, options ? options->group_name : options_->group_name + ":split",
-      global);
+      options ? options->timeout : options_->timeout,
+      options && !options->group_name.empty() ? options->group_name : options_->group_name + suffix, std::move(global));
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                            const std::vector<int>& ranks,
+                                                            const c10::intrusive_ptr<Options>& options) {
+  splits_++;
+  return part(store, ranks, options, ":split");
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                                            const c10::intrusive_ptr<Options>& options, const int& rank,
+                                                            const int& size) {
+  return c10::make_intrusive<ProcessGroupNeuron>(
+      store, rank, size, options ? options->timeout : options_->timeout,
+      options && !options->group_name.empty() ? options->group_name : options_->group_name + ":merged",
+      std::vector<uint64_t>{});
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::shrink(const std::vector<int64_t>& excluded, int flags,
+                                                             const c10::intrusive_ptr<Options>& options) {
+  constexpr int kAbort = 1;
+  if (flags & kAbort) abort();
+  std::vector<int> left;
+  std::string key = "neuron/shrink";
+  for (int64_t r : excluded) key.append("/").append(std::to_string(r));
+  for (int r = 0; r < getSize(); r++)
+    if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
+  auto smaller = part(c10::make_intrusive<c10d::PrefixStore>(key, store_), left, options, ":shrunk");
+  TORCH_CHECK_VALUE(smaller, "Rank ", getRank(), " cannot shrink a group to one without itself.");
+  return smaller;
 }
 
 ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::launch(Plan plan, c10d::OpType type, std::chrono::milliseconds timeout,
                                                        bool async) {
   auto state = plan.state();
   state->number = group_->collectives_started();
-  auto op = group_->start(plan.take_calls(), timeout_ns(timeout), [state](std::exception_ptr e) { state->finish(e); });
+  state->group = number_;
+  auto start = plan.start();
+  auto op = group_->start(
+      plan.take_calls(), timeout_ns(timeout), [state](std::exception_ptr e) { return state->finish(e); },
+      std::move(start));
   WorkPtr work = c10::make_intrusive<WorkNeuron>(getRank(), type, std::move(op), std::move(state));
   if (coalescing_) coalesced_.push_back(work);
   if (async) group_->node().engine().kick();
@@ -333,6 +418,7 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::broadcast(Tensors& tensors, cons
 
 ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   check_single(tensors, "all_reduce");
+  if (tensors[0].layout() != c10::kStrided) return allreduce_sparse(tensors, opts);
   Plan plan(getSize());
   plan.reduce_all(tensors[0], opts.reduceOp);
   return launch(std::move(plan), c10d::OpType::ALLREDUCE, opts.timeout, opts.asyncOp);
@@ -354,7 +440,7 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::reduce(Tensors& tensors, const c
   at::Tensor in;
   if (root == getRank()) {
     at::Tensor t = plan.in_place(tensors[0]);
-    in = opts.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM ? plan.keep(Plan::multiply(t, opts.reduceOp)) : t;
+    in = opts.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM ? plan.keep(plan.multiply(t, opts.reduceOp)) : t;
     out = {piece_of(t)};
   } else {
     in = plan.scaled(tensors[0], opts.reduceOp);
@@ -528,16 +614,16 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::message(Kind kind, Tensors& tens
   Plan plan(getSize());
   auto state = plan.state();
   const int64_t timeout = timeout_ns(c10d::kUnsetTimeout);
-  auto done = [state](std::exception_ptr e) { state->finish(e); };
+  auto done = [state](std::exception_ptr e) { return state->finish(e); };
   const DataType dtype = Plan::signature(kind, tensors[0]).dtype;
   std::shared_ptr<collectives::GroupOp> op;
   if (kind == Kind::send) {
     at::Tensor t = plan.keep(plan.input(tensors[0]));
-    op = group_->send(peer, tag, dtype, piece_of(t), timeout, done);
+    op = group_->send(peer, tag, dtype, piece_of(t), timeout, done, plan.start());
   } else {
     at::Tensor t = plan.output(tensors[0]);
     state->source = std::make_shared<int>(peer);
-    op = group_->receive(peer, tag, dtype, piece_of(t), timeout, state->source, done);
+    op = group_->receive(peer, tag, dtype, piece_of(t), timeout, state->source, done, plan.start());
   }
   WorkPtr work = c10::make_intrusive<WorkNeuron>(getRank(), type, std::move(op), std::move(state));
   if (coalescing_)
@@ -565,7 +651,59 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::barrier(const c10d::BarrierOptio
   return launch(std::move(plan), c10d::OpType::BARRIER, opts.timeout, opts.asyncOp);
 }
 
-void ProcessGroupNeuron::monitoredBarrier(const c10d::BarrierOptions& opts, bool) { barrier(opts)->wait(kNoTimeout); }
+void ProcessGroupNeuron::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  if (initialized()) synchronize_device(current_device());
+  constexpr int kTag = -2;                                 // users have none below 0
+  constexpr int64_t kWhileRankZeroTells = 10'000'000'000;  // ns
+  struct Token {
+    std::byte byte{};
+    std::exception_ptr error;
+  };
+  const int64_t limit = timeout_ns(opts.timeout), end = collectives::clock_ns() + limit;
+  auto& engine = group_->node().engine();
+  auto message = [&](Kind kind, int peer) {
+    auto token = std::make_shared<Token>();
+    auto done = [token](std::exception_ptr e) {
+      token->error = e;
+      return nullptr;
+    };
+    const Piece piece{&token->byte, 1};
+    const int64_t patience = limit + kWhileRankZeroTells;
+    auto op = kind == Kind::send
+                  ? group_->send(peer, kTag, DataType::opaque, piece, patience, done)
+                  : group_->receive(peer, kTag, DataType::opaque, piece, patience, std::make_shared<int>(peer), done);
+    return std::pair(op, token);
+  };
+  auto finish = [&](const auto& sent) {
+    engine.wait(*sent.first);
+    if (sent.second->error) throw_as_torch_error(sent.second->error);
+  };
+  if (getRank() != 0) {
+    finish(message(Kind::send, 0));
+    finish(message(Kind::recv, 0));
+    return;
+  }
+  std::string missing;
+  std::vector<decltype(message(Kind::recv, 0))> arrivals;
+  for (int r = 1; r < getSize(); r++) arrivals.push_back(message(Kind::recv, r));
+  for (int r = 1; r < getSize(); r++) {
+    auto& [op, token] = arrivals[r - 1];
+    if (!engine.wait_for(*op, std::max<int64_t>(end - collectives::clock_ns(), 0))) {
+      missing.append(missing.empty() ? "rank " : ", rank ").append(std::to_string(r));
+      if (!wait_all_ranks) break;
+    } else if (token->error) {
+      throw_as_torch_error(token->error);
+    }
+  }
+  if (!missing.empty()) {
+    const std::string what =
+        c10::str("monitored barrier: ", missing, " did not come within ", limit / 1'000'000, " ms.");
+    const std::string report = group_->flight_report();
+    group_->abort(what);
+    TORCH_CHECK_WITH(DistBackendError, false, what, " What each rank was doing:", report);
+  }
+  for (int r = 1; r < getSize(); r++) finish(message(Kind::send, r));
+}
 
 void ProcessGroupNeuron::startCoalescing() {
   TORCH_CHECK(!coalescing_, "startCoalescing() was called twice.");

@@ -18,6 +18,9 @@ class ProcessGroupNeuron final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  struct NeuronOptions final : Options {  // which Python can copy
+    explicit NeuronOptions(std::chrono::milliseconds timeout) : Options("neuron", timeout) {}
+  };
 
   ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout,
                      std::string name, std::vector<uint64_t> global_ranks);
@@ -25,8 +28,10 @@ class ProcessGroupNeuron final : public c10d::Backend {
 
   const std::string getBackendName() const override { return "neuron"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  const c10::intrusive_ptr<NeuronOptions>& options() const { return options_; }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
+  bool supportsShrinking() const override { return true; }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   void setSequenceNumberForGroup() override {}  // every group counts from zero
   uint64_t getSequenceNumberForGroup() override;
@@ -35,9 +40,16 @@ class ProcessGroupNeuron final : public c10d::Backend {
   void shutdown() override;
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override;
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<Options>& options, const int& rank,
+                                          const int& size) override;
+  // The group without some ranks, which may be dead: only the others call it. Flag 1: abort what is under way first.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& excluded, int flags,
+                                           const c10::intrusive_ptr<Options>& options) override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
@@ -60,6 +72,7 @@ class ProcessGroupNeuron final : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  // Rank 0 names the ranks that do not come: the first, or all of them.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -73,12 +86,15 @@ class ProcessGroupNeuron final : public c10d::Backend {
  private:
   class Plan;
   WorkPtr launch(Plan plan, c10d::OpType type, std::chrono::milliseconds timeout, bool async);
+  c10::intrusive_ptr<c10d::Backend> part(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                         const c10::intrusive_ptr<Options>& options, const char* suffix);
   WorkPtr message(collectives::Kind kind, Tensors& tensors, int peer, int tag, c10d::OpType type);
   int64_t timeout_ns(std::chrono::milliseconds timeout) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<Options> options_;
+  c10::intrusive_ptr<NeuronOptions> options_;
   std::shared_ptr<collectives::Group> group_;
+  const uint32_t number_;  // of the group in this process
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
   int splits_ = 0;

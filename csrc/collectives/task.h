@@ -108,9 +108,14 @@ class Strand {
 
   bool finished() const { return body_.handle_.done(); }
   std::exception_ptr error() const { return body_.handle_.promise().error; }
-  // Runs the coroutine as far as it goes. Returns whether it moved.
+  // Runs the coroutine as far as it goes. Returns whether it moved. What its condition throws, it gets.
   bool step() {
-    if (finished() || (waiting_ && !waiting_->ready())) return false;
+    if (finished()) return false;
+    try {
+      if (waiting_ && !waiting_->ready()) return false;
+    } catch (...) {
+      fault_ = std::current_exception();
+    }
     resume();
     return true;
   }

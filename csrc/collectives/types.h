@@ -28,19 +28,25 @@ inline size_t size_of(DataType t) {
   return sizes[static_cast<size_t>(t)];
 }
 
+// Names of values that a peer sent, which may be none of ours.
+template <class E, size_t n>
+const char* name_in(const char* const (&names)[n], E value) {
+  return static_cast<size_t>(value) < n ? names[static_cast<size_t>(value)] : "unknown";
+}
+
 inline const char* name_of(DataType t) {
   static constexpr const char* names[] = {
 #define X(name, bytes) #name,
       NEURON_DATA_TYPES(X)
 #undef X
   };
-  return names[static_cast<size_t>(t)];
+  return name_in(names, t);
 }
 
 enum class Reduction : uint8_t { sum, avg, product, min, max, band, bor, bxor };
 inline const char* name_of(Reduction r) {
   static constexpr const char* names[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"};
-  return names[static_cast<size_t>(r)];
+  return name_in(names, r);
 }
 
 enum class Kind : uint8_t {
@@ -60,7 +66,7 @@ inline const char* name_of(Kind k) {
   static constexpr const char* names[] = {"all_reduce",     "reduce",     "broadcast", "all_gather",
                                           "reduce_scatter", "all_to_all", "gather",    "scatter",
                                           "barrier",        "send",       "recv"};
-  return names[static_cast<size_t>(k)];
+  return name_in(names, k);
 }
 
 // What the ranks of a collective must agree on.

@@ -98,14 +98,25 @@ c10::Stream default_stream(c10::DeviceIndex index) { return make_stream(resolve_
 c10::Stream new_stream(c10::DeviceIndex index) {
   index = resolve_device(index);
   uint32_t n = device_state(index).next_stream.fetch_add(1);
-  return make_stream(index, 1 + n % (DeviceState::kStreams - 1));
+  return make_stream(index, 1 + n % (DeviceState::kUserStreams - 1));
+}
+
+c10::Stream idle_stream(c10::DeviceIndex index) { return make_stream(resolve_device(index), DeviceState::kIdleStream); }
+
+c10::Stream group_stream(c10::DeviceIndex index, uint32_t group) {
+  return make_stream(resolve_device(index), DeviceState::kIdleStream + 1 + group % DeviceState::kGroupStreams);
 }
 
 c10::Stream exchange_stream(c10::Stream stream) {
   c10::DeviceIndex index = resolve_device(stream.device_index());
-  c10::Stream old = current_stream(index);
   queue_of(stream);  // throws if there is no such stream
-  if (old.id() != stream.id()) current_queue(index).settle();
+  if (t_streams[index] != stream.id()) current_queue(index).settle();
+  return borrow_stream(stream);
+}
+
+c10::Stream borrow_stream(c10::Stream stream) {
+  c10::DeviceIndex index = resolve_device(stream.device_index());
+  c10::Stream old = current_stream(index);
   t_streams[index] = static_cast<int16_t>(stream.id());
   return old;
 }

@@ -27,8 +27,10 @@ Settings& settings();
 struct DeviceState {
   explicit DeviceState(size_t capacity) : pool(capacity) {}
   MemoryPool pool;
-  // Stream 0 is the default stream; the others are handed out in turn.
-  static constexpr int kStreams = 33;
+  // Stream 0 is the default stream, the next 32 are handed out to users in turn, then comes one that nobody queues work
+  // on, then those of process groups.
+  static constexpr int kUserStreams = 33, kIdleStream = kUserStreams, kGroupStreams = 32;
+  static constexpr int kStreams = kIdleStream + 1 + kGroupStreams;
   StreamQueue streams[kStreams];
   std::atomic<uint32_t> next_stream{0};
 };
@@ -49,7 +51,14 @@ c10::DeviceIndex resolve_device(c10::DeviceIndex index);
 c10::Stream current_stream(c10::DeviceIndex index);
 c10::Stream default_stream(c10::DeviceIndex index);
 c10::Stream new_stream(c10::DeviceIndex index);
+// The stream of threads that work for all streams: an event recorded on it has passed.
+c10::Stream idle_stream(c10::DeviceIndex index);
+// The stream that stands for the collectives of the process's n-th group (groups far apart share one).
+c10::Stream group_stream(c10::DeviceIndex index, uint32_t group);
 c10::Stream exchange_stream(c10::Stream stream);
+// The same for a thread that only records events or queues tasks on `stream`, or stops to: its own stream's deferred
+// work stays where it is, because this thread may be one that the stream waits for.
+c10::Stream borrow_stream(c10::Stream stream);
 StreamQueue& queue_of(const c10::Stream& stream);
 StreamQueue& current_queue(c10::DeviceIndex index);
 

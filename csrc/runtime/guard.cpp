@@ -39,6 +39,7 @@ struct NeuronGuardImpl final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream s) const override { return &queue_of(s); }
   bool queryStream(const c10::Stream& s) const override {
     StreamQueue& queue = queue_of(s);
+    queue.settle();
     queue.kick();
     return queue.idle();
   }

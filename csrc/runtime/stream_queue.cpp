@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -132,13 +133,12 @@ StreamQueue::Stop StreamQueue::run_some(uint64_t ticket) {
     tasks_.pop_front();
     lock.unlock();
     std::exception_ptr error;
-    const bool outer = std::exchange(t_in_task, true);
     try {
+      TaskScope scope;
       task->run();
     } catch (...) {
       error = std::current_exception();
     }
-    t_in_task = outer;
     lock.lock();
     finished_.push_back(std::move(task));
     if (error) errors_.push_back(std::move(error));
@@ -154,7 +154,35 @@ StreamQueue::Stop StreamQueue::run_some(uint64_t ticket) {
 
 void StreamQueue::gate_opened() { Worker::get().gate_opened(); }
 
+namespace {
+// Queues with a declared failure are few: a table, not a member of every queue.
+struct Failures {
+  std::mutex mutex;
+  std::map<const StreamQueue*, std::exception_ptr> of;
+};
+Failures& failures() {
+  static auto* table = new Failures;
+  return *table;
+}
+}  // namespace
+
+void StreamQueue::set_failure(std::exception_ptr failure) {
+  std::lock_guard lock(failures().mutex);
+  if (failure)
+    failures().of[this] = std::move(failure);
+  else
+    failures().of.erase(this);
+}
+
+std::exception_ptr StreamQueue::failure() const {
+  std::lock_guard lock(failures().mutex);
+  auto found = failures().of.find(this);
+  return found == failures().of.end() ? nullptr : found->second;
+}
+
 bool StreamQueue::in_task() { return t_in_task; }
+StreamQueue::TaskScope::TaskScope() : outer_(std::exchange(t_in_task, true)) {}
+StreamQueue::TaskScope::~TaskScope() { t_in_task = outer_; }
 
 void StreamQueue::pause(uint64_t ticket) {
   auto ready = [&] { return done(ticket) || !executing_; };
@@ -210,7 +238,6 @@ void StreamQueue::rethrow() {
 }
 
 void StreamQueue::kick() {
-  settle();
   if (!idle() && !Worker::get().kick(this)) await(enqueued());
 }
 
@@ -218,13 +245,18 @@ void StreamQueue::set_interrupt_check(std::function<void()> check) { interrupt_c
 
 struct Event::RecordTask final : Task {
   explicit RecordTask(std::shared_ptr<State> s) : state(std::move(s)) {}
-  void run() override { state->time_ns.store(now_ns(), std::memory_order_release); }
+  void run() override {
+    state->failure = state->queue->failure();
+    state->time_ns.store(now_ns(), std::memory_order_release);
+  }
   std::shared_ptr<State> state;
 };
 
 struct Event::BlockTask final : Task {
   explicit BlockTask(std::shared_ptr<State> s) : state(std::move(s)) {}
-  void run() override {}  // its gate was what it is for
+  void run() override {
+    if (state->failure) std::rethrow_exception(state->failure);
+  }
   std::shared_ptr<Gate> gate() const override { return state; }
   std::shared_ptr<State> state;
 };
@@ -234,6 +266,7 @@ void Event::record(StreamQueue& queue) {
   auto state = std::make_shared<State>();
   state->queue = &queue;
   if (queue.idle()) {
+    state->failure = queue.failure();
     state->time_ns = now_ns();  // ticket 0 is done
   } else {
     // The ticket is known only once the task is queued; nobody else sees the state before.
@@ -243,7 +276,7 @@ void Event::record(StreamQueue& queue) {
 }
 
 void Event::block(StreamQueue& queue) const {
-  if (!state_ || state_->queue == &queue || state_->open()) return;
+  if (!state_ || state_->queue == &queue || (state_->open() && !state_->failure)) return;
   queue.enqueue(std::make_unique<BlockTask>(state_));
 }
 
@@ -254,7 +287,9 @@ bool Event::query() const {
 }
 
 void Event::synchronize() const {
-  if (state_) state_->queue->wait(state_->ticket);  // also if it is done: an error must not depend on who was faster
+  if (!state_) return;
+  state_->queue->wait(state_->ticket);  // also if it is done: an error must not depend on who was faster
+  if (state_->failure) std::rethrow_exception(state_->failure);
 }
 
 int64_t Event::time_ns() const { return state_->time_ns.load(std::memory_order_acquire); }

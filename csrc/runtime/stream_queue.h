@@ -75,14 +75,29 @@ class StreamQueue {
   void await(uint64_t ticket);
   // Destroys what was run.
   void release_finished();
-  // Lets the worker thread run what is queued.
+  // Lets the worker thread run what is queued. Any thread may call it: deferred work stays where it is.
   void kick();
 
   // For whoever opened a gate that is not a point of a queue: the worker looks again at the queues it passed over.
   static void gate_opened();
 
+  // For a task: what events recorded from now on tell the streams that wait for them; null: nothing. Other errors stay
+  // with their own queue.
+  void set_failure(std::exception_ptr failure);
+  std::exception_ptr failure() const;
+
   // Whether the calling thread is running a task: it must not wait for a queue that may have to run that task first.
   static bool in_task();
+  // While one exists, the calling thread counts as running a task: for other threads that streams wait for.
+  class TaskScope {
+   public:
+    TaskScope();
+    ~TaskScope();
+    TaskScope(const TaskScope&) = delete;
+
+   private:
+    bool outer_;
+  };
 
   // Called now and then while a host thread waits; may throw (Ctrl-C).
   static void set_interrupt_check(std::function<void()> check);
@@ -127,6 +142,7 @@ class Event {
     StreamQueue* queue = nullptr;
     uint64_t ticket = 0;
     std::atomic<int64_t> time_ns{0};
+    std::exception_ptr failure;  // known once it is open
     bool open() const override { return queue->done(ticket); }
     void help() override { queue->step(ticket); }
     void kick() override { queue->kick(); }

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <thread>
 
 using namespace neuron::collectives;
@@ -71,14 +72,14 @@ std::string finish(Group& group, const std::shared_ptr<GroupOp>& op, const std::
   return *error;
 }
 
-Group::Done note(std::shared_ptr<std::string> error) {
+Done note(std::shared_ptr<std::string> error) {
   return [error](std::exception_ptr e) {
-    if (!e) return;
     try {
-      std::rethrow_exception(e);
+      if (e) std::rethrow_exception(e);
     } catch (const std::exception& what) {
       *error = what.what();
     }
+    return nullptr;
   };
 }
 
@@ -254,6 +255,78 @@ void death(Group& group, int signal) {
   CHECK(clock_ns() - start < 10 * kSecond);
 }
 
+// The last rank fills the start of its shared memory with random words while the others work: they may get errors or
+// wrong values, but must neither crash nor hang.
+void scribble(Group& group, unsigned seed) {
+  // Only the last rank can be sure of the barrier: it may be through, and scribbling, while others are still in it.
+  const std::string error = run(group, {{Kind::barrier}, {}, {}});
+  if (group.rank() == group.size() - 1) {
+    CHECK(error == "");
+    std::byte* base = group.node().segment()->at<std::byte>(0);
+    std::minstd_rand random(seed);
+    for (int i = 0; i < 300'000; i++) {
+      const size_t at = sizeof(SegmentHeader) + random() % ((256 << 10) - sizeof(SegmentHeader));
+      const uint64_t value = random() % 3 ? random() : ~0ull >> random() % 64;
+      std::memcpy(base + at / 8 * 8, &value, 8);
+      if (i % 10'000 == 0) usleep(1000);
+    }
+    usleep(2'000'000);
+    return;
+  }
+  for (int i = 0; i < 20; i++) {
+    std::vector<float> v(i % 2 ? 100 : 100'000, 1);
+    const Signature signature{Kind::all_reduce, DataType::float32, Reduction::sum, -1, v.size()};
+    auto outcome = std::make_shared<std::string>();
+    auto op = group.receive(group.size() - 1, 5, DataType::float32, piece(v), kSecond / 2, std::make_shared<int>(),
+                            note(outcome));
+    if (!run(group, {signature, {piece(v)}, {piece(v)}}, kSecond / 2).empty()) break;
+    (void)finish(group, op, outcome);
+  }
+  (void)group.flight_report();
+}
+
+// The last rank looks late for what the others published; they have left the group by then, and use their memory for
+// other groups. A call on a group that the others have left ends with an error.
+void leave_early(Meeting* meeting, int rank, int n) {
+  auto group = make_group(meeting, 0, rank, n);
+  std::vector<int32_t> v(4000), all(v.size() * n);
+  std::iota(v.begin(), v.end(), rank * 10'000);
+  std::vector<Piece> out;
+  for (int r = 0; r < n; r++) out.push_back(piece(all, r * v.size(), v.size()));
+  auto error = std::make_shared<std::string>();
+  auto op = group->start({{{Kind::all_gather, DataType::int32, Reduction::sum, -1, all.size()},
+                           {piece(v)},
+                           out,
+                           v.size() * sizeof(int32_t)}},
+                         20 * kSecond, note(error));
+  const bool late = rank == n - 1;
+  if (late) {
+    group->node().engine().wait_for(*op, 1);
+    usleep(300'000);
+  }
+  CHECK(finish(*group, op, error) == "");
+  for (int r = 0; r < n; r++)
+    for (size_t i = 0; i < v.size(); i++) CHECK(all[r * v.size() + i] == static_cast<int32_t>(r * 10'000 + i));
+  std::atomic<int>& over = meeting->slots[1][0][0].filled;
+  if (late) {
+    usleep(100'000);
+    CHECK(run(*group, {{Kind::barrier}, {}, {}}).find("has destroyed the group") != std::string::npos);
+    over.store(1);
+    return;
+  }
+  op.reset();
+  group.reset();
+  for (int i = 0; i < 3; i++) {
+    GroupOptions alone;
+    alone.exchange = [](const std::string&, const std::string& mine) { return std::vector{mine}; };
+    auto other = std::make_shared<Group>(std::move(alone));
+    std::vector<int32_t> w(100'000, -1);
+    CHECK(run(*other, {{Kind::all_reduce, DataType::int32, Reduction::sum, -1, w.size()}, {piece(w)}, {piece(w)}}) ==
+          "");
+  }
+  while (!over.load()) usleep(1000);
+}
+
 using Body = std::function<void(Meeting*, int rank)>;
 
 // Runs `body` in `ranks` processes; the last one may be killed or stopped.
@@ -322,6 +395,10 @@ int main(int argc, char** argv) {
     for (int signal : {SIGKILL, SIGSTOP})
       good &= in_processes(signal == SIGKILL ? "killed rank" : "stopped rank", n, true,
                            [n, signal](Meeting* m, int r) { death(*make_group(m, 0, r, n), signal); });
+    good &= in_processes("leaving early", n, false, [n](Meeting* m, int r) { leave_early(m, r, n); });
+    for (unsigned seed = 1; seed <= 2; seed++)
+      good &= in_processes("scribbling rank", n, false,
+                           [n, seed](Meeting* m, int r) { scribble(*make_group(m, 0, r, n), seed); });
     // Two groups, one thread each, other order in every rank.
     good &= in_processes("two groups, two threads", n, false, [n](Meeting* m, int r) {
       auto a = make_group(m, 0, r, n), b = make_group(m, 1, r, n);

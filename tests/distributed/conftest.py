@@ -1,4 +1,4 @@
-"""Runs a function in several ranks."""
+"""Runs functions in several ranks. The rank processes live for the whole session, so a test costs no start of Python."""
 
 import os
 import tempfile
@@ -10,33 +10,91 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+RANKS = 4
+START_SECONDS = 300  # on a machine that has other things to do
 
-def _rank(rank, world, folder, body, arguments, backend, timeout):
-    torch.set_num_threads(1)
+
+def _run(job):
+    rank, world, folder, body, arguments, options = job
     torch.neuron.set_device(rank)
+    if options.pop("bound"):
+        options["device_id"] = torch.device("neuron", rank)
+    timeout = timedelta(seconds=options.pop("timeout"))
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
+        init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timeout, **options
     )
     try:
         body(rank, world, *arguments)
-    except BaseException:
-        with open(f"{folder}/error{rank}", "w") as f:
-            f.write(traceback.format_exc())
-        raise
-    dist.destroy_process_group()
+    finally:
+        dist.destroy_process_group()
 
 
-@pytest.fixture
-def ranks(monkeypatch):
-    """ranks(world, body, *arguments): runs body(rank, world, *arguments) in `world` processes with a process group."""
+def _serve(pipe):
+    torch.set_num_threads(1)
+    pipe.send("")
+    while job := pipe.recv():
+        try:
+            _run(job)
+            pipe.send("")
+        except BaseException:
+            pipe.send(f"rank {job[0]}: {traceback.format_exc()}")
 
-    def run(world, body, *arguments, backend="neuron", timeout=120):
-        monkeypatch.setenv("NEURON_RT_NUM_CORES", str(world))
+
+class Ranks:
+    """ranks(world, body, *arguments): runs body(rank, world, *arguments) in `world` processes with a process group.
+
+    `bound` binds the group to the device of each rank, as some of PyTorch's functions want.
+    """
+
+    def __init__(self):
+        self.pipes, self.processes = [], []
+
+    def start(self):
+        os.environ["NEURON_RT_NUM_CORES"] = str(RANKS)
+        context = mp.get_context("spawn")
+        for _ in range(RANKS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        problems = [self._answer(rank, START_SECONDS) for rank in range(RANKS)]
+        assert not any(problems), problems
+
+    def stop(self):
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.pipes, self.processes = [], []
+
+    def __call__(self, world, body, *arguments, backend="neuron", timeout=60, bound=False):
+        if not self.processes:
+            self.start()
         with tempfile.TemporaryDirectory() as folder:
+            options = {"backend": backend, "timeout": timeout, "bound": bound}
+            for rank in range(world):
+                self.pipes[rank].send((rank, world, folder, body, arguments, options))
             try:
-                mp.spawn(_rank, (world, folder, body, arguments, backend, timeout), nprocs=world)
-            except Exception:
-                texts = [open(f"{folder}/{n}").read() for n in sorted(os.listdir(folder)) if n.startswith("error")]
-                pytest.fail("\n".join(texts) or traceback.format_exc())
+                problems = [self._answer(rank, 4 * timeout) for rank in range(world)]
+            except BaseException:
+                self.stop()
+                raise
+            if any(problems):
+                self.stop()  # nobody knows what state they are in
+                pytest.fail("\n".join(p for p in problems if p))
 
-    return run
+    def _answer(self, rank, seconds):
+        try:
+            if not self.pipes[rank].poll(seconds):
+                return f"rank {rank}: no answer after {seconds} s"
+            return self.pipes[rank].recv()
+        except EOFError:
+            return f"rank {rank} died: exit code {self.processes[rank].exitcode}"
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    pool = Ranks()
+    yield pool
+    pool.stop()

@@ -1,122 +1,15 @@
 """Collectives of the neuron backend against gloo on the same values."""
 
-import random
-
 import pytest
 import torch
 import torch.distributed as dist
 
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.int8,
-    torch.uint8,
-]
-OPS = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT]
-SIZES = [0, 1, 7, 1000, 4097, 70_001, 400_003]
-
-
-def _random_rounds(rank, world, rounds):
-    """The same random program on all ranks; the values differ by rank."""
-    shared, own = random.Random(world), torch.Generator().manual_seed(rank)
-    device = torch.device("neuron", rank)
-    members = [list(range(world)), *([[0, world - 1]] if world > 1 else [])]
-    groups = [(m, dist.new_group(m), dist.new_group(m, backend="gloo")) for m in members]
-    pending = []
-
-    def check(what, work, results):
-        if work is not None:
-            work.wait()
-        for mine, reference in results:
-            # 16-bit sums: one rounding here, several there.
-            tolerance = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(reference.dtype, 1e-5)
-            torch.testing.assert_close(
-                mine.cpu(), reference, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}"
-            )
-
-    for i in range(rounds):
-        ranks, group, gloo = shared.choice(groups)
-        kind = shared.choice(
-            ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "barrier"]
-        )
-        dtype, op, size = shared.choice(DTYPES), shared.choice(OPS), shared.choice(SIZES)
-        root, asynchronous, strided = shared.choice(ranks), shared.random() < 0.5, shared.random() < 0.3
-        if rank not in ranks:
-            continue
-        n = len(ranks)
-
-        def values(*shape):
-            return torch.randint(0, 4, shape, generator=own).to(dtype)
-
-        def on_device(t):
-            if not strided:
-                return t.to(device)
-            wide = torch.empty(*t.shape, 2, dtype=t.dtype, device=device)
-            wide[..., 0] = t
-            return wide[..., 0]
-
-        what = f"round {i}: {kind} {dtype} {op} {size} of {n}"
-        work, results = None, []
-        if kind == "all_reduce":
-            t = values(size)
-            mine = on_device(t)
-            work = dist.all_reduce(mine, op=op, group=group, async_op=asynchronous)
-            dist.all_reduce(t, op=op, group=gloo)
-            results = [(mine, t)]
-        elif kind == "broadcast":
-            t = values(size)
-            mine = on_device(t)
-            work = dist.broadcast(mine, root, group=group, async_op=asynchronous)
-            dist.broadcast(t, root, group=gloo)
-            results = [(mine, t)]
-        elif kind == "reduce":
-            t = values(size)
-            mine = on_device(t)
-            work = dist.reduce(mine, root, op=op, group=group, async_op=asynchronous)
-            dist.reduce(t, root, op=op, group=gloo)
-            results = [(mine, t)] if rank == root else []
-        elif kind == "all_gather":
-            t = values(size)
-            mine = [on_device(torch.zeros_like(t)) for _ in ranks]
-            reference = [torch.zeros_like(t) for _ in ranks]
-            work = dist.all_gather(mine, on_device(t), group=group, async_op=asynchronous)
-            dist.all_gather(reference, t, group=gloo)
-            results = list(zip(mine, reference))
-        elif kind == "reduce_scatter":
-            t, part = values(n * size), torch.zeros(size, dtype=dtype)
-            mine = on_device(part)
-            work = dist.reduce_scatter_tensor(mine, t.to(device), op=op, group=group, async_op=asynchronous)
-            dist.all_reduce(t, op=op, group=gloo)
-            place = ranks.index(rank)
-            results = [(mine, t[place * size : (place + 1) * size])]
-        elif kind == "all_to_all":
-            counts = [[(a * 3 + b) % 4 * size // 4 for b in range(n)] for a in range(n)]
-            place = ranks.index(rank)
-            sends, receives = counts[place], [counts[r][place] for r in range(n)]
-            t, reference = values(sum(sends)), torch.zeros(sum(receives), dtype=dtype)
-            mine = torch.zeros(sum(receives), dtype=dtype, device=device)
-            work = dist.all_to_all_single(mine, t.to(device), receives, sends, group=group, async_op=asynchronous)
-            dist.all_to_all_single(reference, t, receives, sends, group=gloo)
-            results = [(mine, reference)]
-        else:
-            dist.barrier(group=group)
-        pending.append((what, work, results))
-        if len(pending) > 4 or not asynchronous:
-            for entry in pending:
-                check(*entry)
-            pending.clear()
-    for entry in pending:
-        check(*entry)
-    dist.barrier()
+from benchmarks import soak
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_random_collectives_agree_with_gloo(ranks, world):
-    ranks(world, _random_rounds, 350)
+    ranks(world, soak.agree, 150)
 
 
 def _reductions(rank, world):
@@ -183,6 +76,7 @@ def _mismatch(rank, world):
     x = torch.ones(10 + rank, device=torch.device("neuron", rank))
     with pytest.raises(dist.DistBackendError, match="different collectives.*rank"):
         dist.all_reduce(x)
+        x.tolist()  # errors surface where the host waits
     with pytest.raises(dist.DistBackendError, match="cannot be used any more"):
         dist.barrier()
 

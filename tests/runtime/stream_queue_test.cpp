@@ -395,6 +395,36 @@ TEST(short_waits_do_not_ask_for_interrupts) {
   CHECK(asked <= ms / 50);
 }
 
+// Random programs: threads put tasks on queues, record events, make queues wait for events, and wait themselves.
+// Each event carries what had to be done at its point; whoever passes it checks.
+TEST(a_declared_failure_reaches_the_streams_that_wait) {
+  StreamQueue &source = new_queue(), &before = new_queue(), &behind = new_queue(), &later = new_queue();
+  Event good, bad, again;
+  source.enqueue(call([] {}));
+  good.record(source);
+  source.enqueue(call([&] { source.set_failure(std::make_exception_ptr(std::runtime_error("lost"))); }));
+  bad.record(source);
+  source.enqueue(call([&] { source.set_failure(nullptr); }));
+  again.record(source);
+  good.block(before);
+  bad.block(behind);
+  again.block(later);
+  source.drain();
+  before.drain();
+  later.drain();
+  for (int i = 0; i < 2; i++) {  // recorded before, and passed already
+    std::string told;
+    try {
+      behind.drain();
+    } catch (const std::runtime_error& e) {
+      told = e.what();
+    }
+    CHECK_EQ(told, std::string("lost"));
+    behind.drain();
+    bad.block(behind);
+  }
+}
+
 struct Door final : neuron::Gate {
   bool open() const override { return opened; }
   void help() override {
@@ -439,6 +469,30 @@ TEST(the_worker_passes_over_a_closed_gate) {
   CHECK_EQ(through + rest, 2);
 }
 
+TEST(the_worker_leaves_deferred_work_to_host_threads) {
+  struct Window final : neuron::Deferred {
+    void flush() override { flushes++; }
+    std::atomic<int> flushes{0};
+  } window;
+  auto door = std::make_shared<Door>();
+  StreamQueue &shut = new_queue(), &after = new_queue();
+  std::atomic<int> behind{0};
+  shut.enqueue(std::make_unique<Guarded>(door, [] {}));
+  Event event;
+  event.record(shut);
+  shut.set_deferred(&window);
+  event.block(after);
+  after.enqueue(call([&] { behind++; }), true);
+  CHECK(soon([&] { return door->kicked > 0; }));
+  door->opened = true;
+  StreamQueue::gate_opened();
+  CHECK(soon([&] { return behind == 1; }));
+  CHECK_EQ(window.flushes.load(), 0);
+  shut.drain();
+  CHECK_EQ(window.flushes.load(), 1);
+  shut.set_deferred(nullptr);
+}
+
 TEST(a_host_thread_helps_what_its_queue_waits_for) {
   auto door = std::make_shared<Door>();
   door->opens_when_helped = true;
@@ -481,8 +535,6 @@ TEST(fuzz_gates_opened_by_another_thread) {
   }
 }
 
-// Random programs: threads put tasks on queues, record events, make queues wait for events, and wait themselves.
-// Each event carries what had to be done at its point; whoever passes it checks.
 TEST(fuzz_events_between_queues) {
   constexpr int kQueues = 5, kThreads = 3, kSteps = 250;
   for (uint64_t seed : check::seeds(200)) {

@@ -69,6 +69,23 @@ def flex_attention_device(flex_attention: ModuleType) -> None:
     flex_attention._validate_device = _validate_device
 
 
+def default_backend_of_process_groups(c10d: ModuleType) -> None:
+    """`init_process_group()` without a name finds the accelerator's backend, but if that is a custom one it makes gloo
+    the group's default, which the group does not have: DDP's logger and other users of the default then fail.
+
+    No upstream issue is known for it. Goes when `_new_process_group_helper` treats custom backends as it does NCCL.
+    """
+    original = c10d._new_process_group_helper
+
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        group, store = original(*args, **kwargs)
+        if c10d._world.pg_backend_config.get(group) == "neuron:neuron":
+            group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)
+        return group, store
+
+    c10d._new_process_group_helper = helper
+
+
 def apply() -> None:
     """Applies the patches that this torch needs."""
     _dlpack_device()

@@ -29,8 +29,10 @@ def register() -> None:
     import torch.distributed as dist
 
     from torchneuron import _C
+    from torchneuron.device import _patches
 
     if not dist.is_available():
         return
+    _patches.default_backend_of_process_groups(dist.distributed_c10d)
     dist.Backend.register_backend("neuron", _create, extended_api=True, devices=["neuron", "cpu"])
     atexit.register(_C.stop_collectives)

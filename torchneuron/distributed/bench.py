@@ -1,5 +1,8 @@
 """`torchneuron comm-bench`: times collectives on neuron beside gloo, as a table in the form of nccom-test.
 
+It starts its ranks on this host; under torchrun each process is a rank, so that it measures several hosts too.
+
+`copy` is the time in which every rank copies as many bytes from memory to memory, all at once: memory bandwidth.
 The last columns say what the same operation would take on trn2, from the algorithm's steps and the bytes that each rank
 moves: within an instance over NeuronLink, or between instances over EFA.
 """
@@ -113,12 +116,15 @@ def measure(
     for operation in operations:
         for size in byte_sizes:
             calls = {name: _prepare(operation, size, dtype, device, group) for name, (group, device) in groups.items()}
+            source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+            calls["copy"] = lambda source=source, target=target: target.copy_(source)
             times: dict[str, list[float]] = {name: [] for name in calls}
             for i in range(warmup + iterations):
                 for name, call in calls.items():
                     dist.barrier()
                     start = time.perf_counter()
                     call()
+                    torch.neuron.synchronize()
                     if i >= warmup:
                         times[name].append(time.perf_counter() - start)
             medians = torch.tensor([statistics.median(t) for t in times.values()], dtype=torch.float64)
@@ -132,7 +138,7 @@ def table(rows: list[dict], ranks: int, hosts: int, dtype: str, itemsize: int) -
     """The results as text, in the columns of nccom-test and then gloo's and the predicted times."""
     head = (
         f"{'size(B)':>12} {'count(elems)':>13} {'type':>9} {'time(us)':>10} {'algbw(GB/s)':>12} {'busbw(GB/s)':>12} "
-        f"{'algorithm':>12} {'gloo(us)':>10} {'speedup':>8} {'trn2(us)':>9} {f'trn2x{hosts}(us)':>11}"
+        f"{'algorithm':>12} {'copy(us)':>9} {'gloo(us)':>10} {'speedup':>8} {'trn2(us)':>9} {f'trn2x{hosts}(us)':>11}"
     )
     lines: list[str] = []
     for operation in dict.fromkeys(r["operation"] for r in rows):
@@ -147,19 +153,19 @@ def table(rows: list[dict], ranks: int, hosts: int, dtype: str, itemsize: int) -
             beside = (f"{gloo * 1e6:.1f}", f"{gloo / seconds:.1f}x") if gloo else ("-", "-")
             lines.append(
                 f"{size:>12} {size // itemsize:>13} {dtype:>9} {seconds * 1e6:>10.1f} {bandwidth:>12.2f} "
-                f"{bandwidths[-1]:>12.2f} {r['algorithm']:>12} {beside[0]:>10} {beside[1]:>8} "
-                f"{near * 1e6:>9.1f} {far * 1e6:>11.1f}"
+                f"{bandwidths[-1]:>12.2f} {r['algorithm']:>12} {r['copy_s'] * 1e6:>9.1f} "
+                f"{beside[0]:>10} {beside[1]:>8} {near * 1e6:>9.1f} {far * 1e6:>11.1f}"
             )
         lines += [f"Avg bus bandwidth: {statistics.mean(bandwidths):.2f} GB/s", ""]
     return "\n".join(lines)
 
 
-def _rank(rank: int, ranks: int, rendezvous: str, arguments: argparse.Namespace) -> None:
+def _rank(local_rank: int, rank: int, ranks: int, rendezvous: str, arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    torch.neuron.set_device(rank)
+    torch.neuron.set_device(local_rank)
     dist.init_process_group(
         "neuron", init_method=rendezvous, rank=rank, world_size=ranks, timeout=timedelta(seconds=arguments.timeout)
     )
@@ -181,13 +187,21 @@ def _rank(rank: int, ranks: int, rendezvous: str, arguments: argparse.Namespace)
     dist.destroy_process_group()
 
 
+def _spawned(rank: int, ranks: int, rendezvous: str, arguments: argparse.Namespace) -> None:
+    _rank(rank, rank, ranks, rendezvous, arguments)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Starts the ranks on this host and prints the table."""
+    """Starts the ranks on this host, unless torchrun started this process as one, and prints the table."""
+    if "RANK" in os.environ:
+        place = (int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
+        _rank(*place, "env://", arguments)
+        return 0
     os.environ["NEURON_RT_NUM_CORES"] = str(arguments.nworkers)
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (arguments.nworkers, f"file://{folder}/store", arguments), nprocs=arguments.nworkers)
+        mp.spawn(_spawned, (arguments.nworkers, f"file://{folder}/store", arguments), nprocs=arguments.nworkers)
     return 0
 
 
