@@ -12,8 +12,7 @@
 #include "aten/storage.h"
 #include "collectives.h"
 #include "compile.h"
-#include "fusion/log.h"
-#include "fusion/stats.h"
+#include "fusion.h"
 #include "memory.h"
 #include "runtime/allocator.h"
 #include "runtime/device.h"
@@ -121,36 +120,6 @@ at::Tensor as_host(const at::Tensor& t) {
   return Bridge(t.device().index()).to_host(t);
 }
 
-py::dict fusion_stats() {
-  py::dict out;
-#define X(name) out[#name] = fusion::g_stats.name.load();
-  NEURON_FUSION_COUNTERS(X)
-#undef X
-  return out;
-}
-
-void reset_fusion_stats() {
-#define X(name) fusion::g_stats.name = 0;
-  NEURON_FUSION_COUNTERS(X)
-#undef X
-}
-
-// Python's listener for readable programs, or None.
-py::object& program_listener() {
-  static auto* listener = new py::object;
-  return *listener;
-}
-
-void set_program_listener(py::object listener) {
-  const bool on = !listener.is_none();
-  program_listener() = std::move(listener);
-  fusion::set_log_listener(on ? [](const std::string& text) {
-    py::gil_scoped_acquire gil;
-    program_listener()(text);
-  }
-                              : fusion::LogListener{});
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -177,15 +146,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_fallback_listener", &set_fallback_listener);
   m.def("op_rows", &op_rows);
   m.def("shadowed_operators", &shadowed_operators);
-  m.def("fusion_stats", &fusion_stats);
-  m.def("reset_fusion_stats", &reset_fusion_stats);
-  m.def("set_program_listener", &set_program_listener);
   m.def("from_host", &from_host);
   m.def("host_of", &host_of);
   m.def("rebase", &rebase);
   m.def("as_host", &as_host);
   bind_collectives(m, &check_signals);
   bind_compile(m);
+  bind_fusion(m);
 }
 
 }  // namespace neuron

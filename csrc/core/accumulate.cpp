@@ -47,8 +47,8 @@ void Accumulation::combine(uint32_t* into, int64_t rows, const char* lanes, int6
   }
   if (combine_two_)
     for (; r + 2 <= rows; r += 2)
-      combine_two_(into, into, lanes + r * pitch, lanes + (r + 1) * pitch, vector ? 7 : 1, n, 0);
-  for (; r < rows; r++) combine_(into, into, lanes + r * pitch, lanes, vector ? 3 : 1, n, 0);
+      combine_two_(into, into, lanes + r * pitch, lanes + (r + 1) * pitch, vector ? 7 : 1, {n});
+  for (; r < rows; r++) combine_(into, into, lanes + r * pitch, lanes, vector ? 3 : 1, {n});
 }
 
 void Accumulation::add(int64_t row, int64_t rows, int64_t column, const char* lanes, int64_t pitch, bool vector,

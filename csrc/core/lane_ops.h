@@ -113,7 +113,11 @@ enum class Lane : uint8_t { f32, i32, any };  // any: bits of either kind
   X(amin, 1, f32, f32, tensor_reduce, false, "smallest of each row; NaN if any is")                                 \
   X(iamax, 1, i32, i32, tensor_reduce, false, "largest of each row")                                                \
   X(iamin, 1, i32, i32, tensor_reduce, false, "smallest of each row")                                               \
-  X(uniform_bits, 1, any, i32, rng, true, "word i of Philox 4x32-10 at (seed, offset) = 4 lanes of a")
+  X(uniform_bits, 1, any, i32, rng, true, "word i of Philox 4x32-10 at (seed, offset) = 4 lanes of a")              \
+  X(div_add, 3, f32, f32, scalar_tensor_tensor, true, "c / (a + b), which is rounded")                              \
+  X(exp_neg, 1, f32, f32, activation, false, "e^-a")                                                                \
+  X(swish, 2, f32, f32, activation, true, "a / (b + e^-a), each step rounded")                                      \
+  X(swish_mul, 3, f32, f32, activation, true, "a / (b + e^-a) * c, each step rounded")
 // clang-format on
 
 enum class LaneOp : uint8_t {

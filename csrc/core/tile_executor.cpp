@@ -401,8 +401,8 @@ class Execution {
                           out == buffer(values[step.out]) && step.op != LaneOp::copy && step.op != LaneOp::uniform_bits;
       vector[step.out] = !number;
       if (number) pitch[step.out] = 0;
-      if (number) return kernel(out, in[0], in[1], in[2], vectors, 1, begin);
-      if (!by_rows) return kernel(out, in[0], in[1], in[2], vectors, n, begin);
+      if (number) return kernel(out, in[0], in[1], in[2], vectors, {1, begin});
+      if (!by_rows) return kernel(out, in[0], in[1], in[2], vectors, {n, begin});
       // The result may lie over a number that all rows need.
       uint32_t ones[3];
       for (int k = 0; k < 3; k++)
@@ -410,9 +410,7 @@ class Execution {
           std::memcpy(&ones[k], in[k], 4);
           in[k] = reinterpret_cast<const char*>(&ones[k]);
         }
-      for (int64_t r = 0; r < rows; r++)
-        kernel(out + r * out_pitch, in[0] + r * per_row[0], in[1] + r * per_row[1], in[2] + r * per_row[2], vectors,
-               cols, begin + r * cols);
+      kernel(out, in[0], in[1], in[2], vectors, {cols, begin, rows, out_pitch, {per_row[0], per_row[1], per_row[2]}});
     }
 
     // The tree of a reduction: pieces of kReduceChunk columns, then the pieces likewise.
@@ -437,7 +435,8 @@ class Execution {
         in = reinterpret_cast<const char*>(spread.get());
       }
       const int64_t from_row = spread ? cols * 4 : pitch[v];
-      if (part == Part::full) return kernel(partial + unit, in, n);
+      if (part == Part::full) return kernel(partial + unit, in, n, 1, 0);
+      if (cols <= kReduceChunk) return kernel(out, in, cols, rows, from_row);
       for (int64_t r = 0; r < rows; r++) tree(kernel, out + r * 4, in + r * from_row, cols);
     }
 
@@ -486,12 +485,12 @@ class Execution {
     }
 
     static void tree(LaneKernels::Reduce kernel, void* out, const void* in, int64_t n) {
-      if (n <= kReduceChunk) return kernel(out, in, n);
+      if (n <= kReduceChunk) return kernel(out, in, n, 1, 0);
       const int64_t pieces = (n + kReduceChunk - 1) / kReduceChunk;
       std::unique_ptr<uint32_t[]> partial(new uint32_t[static_cast<size_t>(pieces)]);
       for (int64_t i = 0; i < pieces; i++)
         kernel(&partial[static_cast<size_t>(i)], static_cast<const char*>(in) + i * kReduceChunk * 4,
-               std::min(kReduceChunk, n - i * kReduceChunk));
+               std::min(kReduceChunk, n - i * kReduceChunk), 1, 0);
       tree(kernel, out, partial.get(), pieces);
     }
 

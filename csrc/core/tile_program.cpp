@@ -132,41 +132,53 @@ void TileProgram::number_steps() {
   }
 }
 
-// Two arithmetic steps become one where nobody else uses the first one's result: half the memory traffic of the tile,
-// the same roundings.
+// Two steps become one where nobody else uses the first one's result: half the memory traffic of the tile, the same
+// roundings.
 void TileProgram::merge_pairs() {
   struct Pair {
     LaneOp first, second;
-    int position;  // of the first one's result among the second one's inputs
-    LaneOp merged;
+    int position;   // of the first one's result among the second one's inputs
+    LaneOp merged;  // its inputs: the first one's, then the second one's others; what is one too many repeats the first
   };
   using enum LaneOp;
-  static constexpr Pair kPairs[] = {{mul, add, 0, mul_add},  {mul, add, 1, mul_add}, {mul, sub, 0, mul_sub},
-                                    {mul, sub, 1, mul_rsub}, {mul, mul, 0, mul_mul}, {add, mul, 0, add_mul},
-                                    {add, mul, 1, add_mul},  {add, add, 0, add_add}, {add, add, 1, add_add},
-                                    {sub, mul, 0, sub_mul},  {sub, mul, 1, sub_mul}, {sub, add, 0, sub_add},
-                                    {sub, add, 1, sub_add}};
+  static constexpr Pair kPairs[] = {
+      {mul, add, 0, mul_add},       {mul, add, 1, mul_add},     {mul, sub, 0, mul_sub},    {mul, sub, 1, mul_rsub},
+      {mul, mul, 0, mul_mul},       {add, mul, 0, add_mul},     {add, mul, 1, add_mul},    {add, add, 0, add_add},
+      {add, add, 1, add_add},       {sub, mul, 0, sub_mul},     {sub, mul, 1, sub_mul},    {sub, add, 0, sub_add},
+      {sub, add, 1, sub_add},       {add, div, 1, div_add},     {neg, exp, 0, exp_neg},    {exp_neg, div_add, 0, swish},
+      {exp_neg, div_add, 1, swish}, {swish, mul, 0, swish_mul}, {swish, mul, 1, swish_mul}};
   std::vector<uint16_t> uses(values_.size());
   for (const Step& step : steps_)
     for (ValueId v : step.in)
       if (v != kNone) uses[v]++;
-  for (Step& second : steps_) {
-    if (second.kind != Step::Kind::map || info(second.op).inputs != 2) continue;
+  auto merge = [&](Step& second) {
     for (const Pair& pair : kPairs) {
       if (pair.second != second.op) continue;
       const ValueId v = second.in[pair.position];
       if (values_[v].from != Value::From::step || uses[v] != 1) continue;
       const auto first = std::find_if(steps_.begin(), steps_.end(), [&](const Step& s) { return s.out == v; });
       if (first->kind != Step::Kind::map || first->op != pair.first || first->extent != second.extent) continue;
-      const ValueId other = second.in[1 - pair.position];
+      ValueId in[3] = {kNone, kNone, kNone};
+      int n = 0;
+      for (ValueId i : first->in)
+        if (i != kNone) in[n++] = i;
+      for (int k = 0; k < 3; k++)
+        if (k != pair.position && second.in[k] != kNone) in[n++] = second.in[k];
+      if (n > info(pair.merged).inputs) {
+        if (in[n - 1] != in[0]) continue;
+        in[n - 1] = kNone;
+      }
       second.op = pair.merged;
-      second.in[0] = first->in[0];
-      second.in[1] = first->in[1];
-      second.in[2] = other;
+      std::copy(in, in + 3, second.in);
       first->kind = Step::Kind::gone;
-      break;
+      first->out = kNone;
+      return true;
     }
-  }
+    return false;
+  };
+  for (Step& step : steps_)
+    while (step.kind == Step::Kind::map && merge(step)) {
+    }
   std::erase_if(steps_, [](const Step& s) { return s.kind == Step::Kind::gone; });
 }
 
@@ -241,8 +253,8 @@ void TileProgram::seal() {
       for (ValueId v : step.in)
         if (v != kNone && values_[v].from != Value::From::scalar && values_[v].last == i && i + 1 < steps_.size())
           ends[i + 1].push_back(v);
-    // Weights from the kernels' measured times: a transcendental function costs about ten additions. What is done once
-    // a row or column costs nothing, nor does a row of plain memory of which one element is looked up.
+    // Weights from the kernels' measured times. What is done once a row or column costs nothing, nor does a row of
+    // plain memory of which one element is looked up.
     const bool looked_up = step.kind == Step::Kind::load && accesses_[step.access].dtype == Dtype::float32 &&
                            std::all_of(steps_.begin(), steps_.end(), [&](const Step& s) {
                              return s.kind == Step::Kind::gather || std::find(s.in, s.in + 3, step.out) == s.in + 3;
@@ -251,9 +263,10 @@ void TileProgram::seal() {
     if (looked_up || (step.extent != Extent::full && !sums))
       continue;
     else if (step.kind == Step::Kind::map)
-      cost_ += step.op >= LaneOp::exp && step.op <= LaneOp::cosh           ? 1.5
-               : step.op == LaneOp::uniform_bits || step.op == LaneOp::pow ? 5
-                                                                           : 0.15;
+      cost_ += step.op == LaneOp::pow                                                              ? 5
+               : step.op >= LaneOp::exp_neg || (step.op >= LaneOp::exp && step.op <= LaneOp::cosh) ? 0.8
+               : step.op == LaneOp::uniform_bits                                                   ? 0.8
+                                                                                                   : 0.1;
     else
       cost_ += 0.1;
   }

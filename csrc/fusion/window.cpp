@@ -54,10 +54,14 @@ Window& Window::current(c10::DeviceIndex device) {
   return *window;
 }
 
-Window::Recording::Recording(Window& window) : window_(window), lock_(window.recording_), graph_(&window.open_.graph) {
+Window::Recording::Recording(Window& window)
+    : window_(window),
+      call_(C10_UNLIKELY(observer() != nullptr) ? observer()->recorded() : kNobody),
+      lock_(window.recording_),
+      graph_(&window.open_.graph) {
   while (C10_UNLIKELY(window.thread_ != &t_identity && !graph_->nodes.empty())) {
     lock_.unlock();
-    window.flush();
+    window.close(Closed::thread);
     lock_.lock();
   }
   window.thread_ = &t_identity;
@@ -101,8 +105,14 @@ void Window::Recording::append(const Node& node, std::span<const uint32_t> scala
   window_.open_.capture = current_capture();
   count(g_stats.ops_recorded);
   if (graph_->nodes.size() == 1) window_.queue_.set_deferred(&window_);
-  full_ = graph_->nodes.size() >= kMaxWindowNodes || !settings().fusion || settings().launch_blocking ||
-          (window_.open_.bytes >= window_.open_.next_look && window_.open_.keeps_too_much());
+  if (C10_UNLIKELY(call_ != kNobody)) {
+    window_.open_.calls.resize(graph_->nodes.size(), kNobody);
+    window_.open_.calls.back() = call_;
+  }
+  if (graph_->nodes.size() >= kMaxWindowNodes || !settings().fusion || settings().launch_blocking)
+    full_ = Closed::nodes;
+  else if (window_.open_.bytes >= window_.open_.next_look && window_.open_.keeps_too_much())
+    full_ = Closed::memory;
 }
 
 void Window::Recording::draws(NeuronGenerator& generator, uint64_t counters) {
@@ -113,7 +123,7 @@ void Window::Recording::draws(NeuronGenerator& generator, uint64_t counters) {
 
 void Window::Recording::finish() {
   lock_.unlock();
-  if (full_) window_.flush();
+  if (full_) window_.close(*full_);
 }
 
 bool Window::Batch::keeps_too_much() {
@@ -127,6 +137,7 @@ bool Window::Batch::keeps_too_much() {
 void Window::Batch::clear() {
   graph.clear();
   held.clear();
+  calls.clear();
   capture = nullptr;
   draws.clear();
   bytes = 0;
@@ -147,10 +158,12 @@ bool Window::take(uint64_t closed, Batch& batch) {
   return true;
 }
 
-void Window::flush() {
+void Window::close(Closed why) {
   if (t_running) return;  // an allocation of a running program asks for memory back
   std::vector<Held> garbage;
-  while (true) {
+  std::vector<ProgramFacts> facts;
+  std::exception_ptr error;
+  for (bool ran = false; !ran;) {
     if (!queue_.idle()) queue_.wait(queue_.enqueued());
     std::lock_guard run_lock(running_);
     {
@@ -160,9 +173,8 @@ void Window::flush() {
       swap_out(closed_);
     }
     t_running = true;
-    std::exception_ptr error;
     try {
-      run(closed_);
+      facts = run(closed_);
     } catch (...) {
       error = std::current_exception();
     }
@@ -174,9 +186,10 @@ void Window::flush() {
       std::lock_guard lock(recording_);
       if (open_.graph.nodes.empty()) queue_.set_deferred(nullptr);
     }
-    if (error) std::rethrow_exception(error);
-    return;
+    ran = true;
   }
+  if (const Observer* o = observer(); C10_UNLIKELY(o && !facts.empty())) o->closed(why, facts);
+  if (error) std::rethrow_exception(error);
 }
 
 void Window::settle(const c10::StorageImpl& storage) {
@@ -198,7 +211,7 @@ void Window::settle(const c10::StorageImpl& storage) {
     queue_.wait(queue_.enqueued());
 }
 
-void Window::run(Batch& batch) {
+std::vector<ProgramFacts> Window::run(Batch& batch) {
   const size_t n = batch.held.size();
   std::vector<uint8_t> live(n);
   std::vector<char*> memory(n);
@@ -221,8 +234,12 @@ void Window::run(Batch& batch) {
   for (uint16_t s : keep_idle_results(batch.graph, live)) give_memory(s);
   const std::shared_ptr<const Plan> plan = find_or_fuse(batch.graph, live);
   for (uint16_t s : plan->temporaries) give_memory(s);
-  if (C10_UNLIKELY(batch.capture != nullptr)) return capture(batch, plan, std::move(memory), std::move(temporaries));
-  run_plan(*plan, batch.graph, memory, device_);
+  if (C10_UNLIKELY(batch.capture != nullptr))
+    capture(batch, plan, std::move(memory), std::move(temporaries));
+  else
+    run_plan(*plan, batch.graph, memory, device_);
+  if (C10_UNLIKELY(observer() != nullptr)) return facts_of(*plan, batch.graph, batch.calls);
+  return {};
 }
 
 std::vector<uint16_t> keep_idle_results(const Graph& graph, std::vector<uint8_t>& live) {

@@ -11,10 +11,12 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "fuser.h"
 #include "limits.h"
+#include "observer.h"
 #include "runtime/device.h"
 
 namespace neuron {
@@ -57,12 +59,13 @@ class Window final : public Deferred {
 
    private:
     Window& window_;
+    const uint32_t call_;  // the observer's number; asked for before the lock is taken
     std::unique_lock<std::mutex> lock_;
     Graph* graph_;
-    bool full_ = false;
+    std::optional<Closed> full_;
   };
 
-  void flush() override;
+  void flush() override { close(Closed::drained); }
   // Afterwards the host may read this storage: waits for the stream, and runs what is pending if it writes there.
   void settle(const c10::StorageImpl& storage);
 
@@ -75,7 +78,8 @@ class Window final : public Deferred {
   // What was recorded and not run.
   struct Batch {
     Graph graph;
-    std::vector<Held> held;  // by storage number
+    std::vector<Held> held;       // by storage number
+    std::vector<uint32_t> calls;  // the observer's numbers of the nodes; may be shorter
     size_t bytes = 0;        // of storages held strongly
     size_t next_look = kMaxOrphanBytes;
     Capture* capture = nullptr;  // of the thread that recorded
@@ -89,7 +93,9 @@ class Window final : public Deferred {
   uint64_t times_closed() const { return times_closed_.load(std::memory_order_acquire); }
 
  private:
-  void run(Batch& batch);
+  void close(Closed why);
+  // Returns what an observer is to know.
+  std::vector<ProgramFacts> run(Batch& batch);
   void swap_out(Batch& batch);
   // Runs a batch of a thread that captures a graph, as a step of the graph.
   static void capture(const Batch& batch, std::shared_ptr<const Plan> plan, std::vector<char*> memory,

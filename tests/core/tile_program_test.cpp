@@ -363,7 +363,7 @@ TEST(random_bits_are_philox_and_do_not_depend_on_tiles) {
 static double error(LaneOp op, double (*truth)(double), float low, float high, double floor) {
   auto x = uniform(40000, low, high, 1);
   std::vector<float> y(x.size());
-  lane_kernels().map[static_cast<int>(op)](y.data(), x.data(), nullptr, nullptr, 1, static_cast<int64_t>(x.size()), 0);
+  lane_kernels().map[static_cast<int>(op)](y.data(), x.data(), nullptr, nullptr, 1, {static_cast<int64_t>(x.size())});
   double worst = 0;
   for (size_t i = 0; i < x.size(); i++) {
     const double want = truth(x[i]);
@@ -392,7 +392,7 @@ TEST(pow_has_the_special_values_of_the_c_library) {
   for (float a : special)
     for (float b : special) {
       float out;
-      lane_kernels().map[static_cast<int>(LaneOp::pow)](&out, &a, &b, nullptr, 3, 1, 0);
+      lane_kernels().map[static_cast<int>(LaneOp::pow)](&out, &a, &b, nullptr, 3, {1});
       const float want = std::pow(a, b);
       if (std::isnan(want))
         CHECK(std::isnan(out));
@@ -413,7 +413,7 @@ TEST(special_values_of_functions) {
   for (const Case& c : cases)
     for (float x : special) {
       float y;
-      lane_kernels().map[static_cast<int>(c.op)](&y, &x, nullptr, nullptr, 1, 1, 0);
+      lane_kernels().map[static_cast<int>(c.op)](&y, &x, nullptr, nullptr, 1, {1});
       const auto want = static_cast<float>(c.truth(x));
       if (std::isnan(want) || std::isinf(want) || want == 0) {
         if (std::isnan(want) ? !std::isnan(y) : bits(y) != bits(want))
@@ -423,4 +423,50 @@ TEST(special_values_of_functions) {
         if (off > 1e-5) check::fail(__FILE__, __LINE__, info(c.op).name, "(", x, ") is ", y, ", not ", want);
       }
     }
+}
+
+// Which of two NaNs an operation hands on is not part of its meaning: all are one here.
+TEST(merged_operations_have_the_bits_of_their_steps) {
+  const float special[] = {0.0f, -0.0f, 1e-40f, 3e-39f, INFINITY, -INFINITY, NAN, 3.4e38f, -1.0f, 1.0f, 88.5f, -104.5f};
+  std::vector<float> in[3];
+  for (int k = 0; k < 3; k++) {
+    in[k] = uniform(1000, -20, 20, 7 + static_cast<uint64_t>(k));
+    for (size_t i = 0; i < 500; i++) in[k][i] = special[(i / (k == 0 ? 1 : k == 1 ? 12 : 5)) % 12];
+  }
+  auto run = [](LaneOp op, const std::vector<float>& a, const std::vector<float>& b, const std::vector<float>& c) {
+    std::vector<float> out(a.size());
+    lane_kernels().map[static_cast<int>(op)](out.data(), a.data(), b.data(), c.data(), 7,
+                                             {static_cast<int64_t>(a.size())});
+    return out;
+  };
+  struct Case {
+    LaneOp merged, first, second;
+    bool swapped;  // the first one's result is the second one's second input
+  };
+  using enum LaneOp;
+  const auto &a = in[0], &b = in[1], &c = in[2];
+  for (const Case& t : {Case{mul_add, mul, add, false},
+                        {mul_sub, mul, sub, false},
+                        {mul_rsub, mul, sub, true},
+                        {mul_mul, mul, mul, false},
+                        {add_mul, add, mul, false},
+                        {add_add, add, add, false},
+                        {sub_mul, sub, mul, false},
+                        {sub_add, sub, add, false},
+                        {div_add, add, div, true}}) {
+    const auto step = run(t.first, a, b, c);
+    const auto want = t.swapped ? run(t.second, c, step, c) : run(t.second, step, c, c), got = run(t.merged, a, b, c);
+    for (size_t i = 0; i < a.size(); i++) CHECK_EQ(bits(got[i]), bits(want[i]));
+  }
+  auto same = [&](LaneOp merged, const std::vector<float>& want) {
+    const auto got = run(merged, a, b, c);
+    for (size_t i = 0; i < a.size(); i++)
+      if (std::isnan(want[i]))
+        CHECK(std::isnan(got[i]));
+      else
+        CHECK_EQ(bits(got[i]), bits(want[i]));
+  };
+  same(exp_neg, run(exp, run(neg, a, b, c), b, c));
+  same(swish, run(LaneOp::div, a, run(add, b, run(exp_neg, a, b, c), c), c));
+  same(swish_mul, run(mul, run(swish, a, b, c), c, c));
 }

@@ -13,6 +13,7 @@ import torchneuron
 COMMANDS = {
     "info": ("torchneuron.cli.info", "device, build, environment; what is missing and how to get it"),
     "check": ("torchneuron.cli.check", "run a script and report what Trainium would not run, and where"),
+    "explain": ("torchneuron.cli.explain", "run a script and show which lines fused into what"),
     "ops": ("torchneuron.cli.ops", "the operators that Trainium runs"),
     "env": ("torchneuron.cli.env", "the environment variables"),
     "nki": ("torchneuron.nki.cli", "run an NKI kernel step by step, or predict its time on trn1, trn2, trn3"),

@@ -16,7 +16,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], width: int | No
     indent = sum(widths[:-1]) + 2 * (len(head) - 1)
     room = max((width or shutil.get_terminal_size((120, 0)).columns) - indent, 30)
     lines = []
-    for line in [list(head), ["-" * min(w, room) for w in widths], *texts]:
+    rule = ["-" * w for w in (*widths[:-1], min(widths[-1], room))]
+    for line in [list(head), rule, *texts]:
         first, *more = textwrap.wrap(line[-1], room) or [""]
         cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right)]
         cells[-1] = first.rjust(widths[-1]) if right[-1] else first

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import runpy
 import sys
 import time
-import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchneuron.cli._script import run_script
 from torchneuron.cli._table import table
 
 
@@ -62,31 +60,6 @@ class Report:
         return "\n\n".join(parts)
 
 
-def _run_script(script: str, arguments: list[str], as_module: bool) -> int:
-    """Runs `script` as `__main__`; returns its exit code. A traceback shows the script's frames alone."""
-    sys.argv = [script, *arguments]
-    try:
-        if as_module:
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
-        else:
-            sys.path.insert(0, str(Path(script).resolve().parent))
-            runpy.run_path(script, run_name="__main__")
-    except SystemExit as stop:
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except KeyboardInterrupt:
-        return 130
-    except BaseException as error:
-        frames = error.__traceback__
-        while frames and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
-            frames = frames.tb_next
-        traceback.print_exception(type(error), error, frames)
-        return 1
-    return 0
-
-
 def check(script: str, arguments: list[str], as_module: bool = False) -> Report:
     """Runs a script and returns what it showed."""
     import torch
@@ -107,7 +80,7 @@ def check(script: str, arguments: list[str], as_module: bool = False) -> Report:
     try:
         # Anomaly mode: nodes of the backward pass know the forward line that made them.
         with watch.active(), torch.autograd.set_detect_anomaly(True, check_nan=False):
-            report.exit_code = _run_script(script, arguments, as_module)
+            report.exit_code = run_script(script, arguments, as_module)
             device.synchronize()
     finally:
         _C.set_fallback_listener(None)

@@ -215,6 +215,11 @@ void store(const float* __restrict from, int64_t n, char* to, int64_t stride) {
 
 template <class T>
 void load_int(const char* from, int64_t stride, int64_t n, int32_t* __restrict to) {
+  if (stride == sizeof(T)) {
+    const T* p = reinterpret_cast<const T*>(from);
+    for (int64_t i = 0; i < n; ++i) to[i] = static_cast<int32_t>(p[i]);
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) {
     T v;
     std::memcpy(&v, from + i * stride, sizeof v);
@@ -223,6 +228,11 @@ void load_int(const char* from, int64_t stride, int64_t n, int32_t* __restrict t
 }
 template <class T>
 void store_int(const int32_t* __restrict from, int64_t n, char* to, int64_t stride) {
+  if (stride == sizeof(T)) {
+    T* p = reinterpret_cast<T*>(to);
+    for (int64_t i = 0; i < n; ++i) p[i] = static_cast<T>(from[i]);
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) {
     const T v = static_cast<T>(from[i]);
     std::memcpy(to + i * stride, &v, sizeof v);
@@ -330,14 +340,7 @@ constexpr std::array<Kernels::BinaryInt, kAluOps> int_table() {
 }
 
 // 32 lanes, folded in halves: one tree for every width of the machine's vectors.
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
-#elif defined(__AVX__)
-constexpr int kVectorBytes = 32;
-#else
-constexpr int kVectorBytes = 16;
-#endif
-constexpr int kVectorLanes = kVectorBytes / 4, kAccumulators = 32 / kVectorLanes;
+constexpr int kAccumulators = 32 / kVectorLanes;
 typedef float Vec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 
 template <class Op, class Combine>
@@ -384,25 +387,30 @@ constexpr std::array<Kernels::Unary, kFunctions> function_table() {
       out[i] = EXPR;                                                                          \
     }                                                                                         \
   };
+#define WIDE(NAME, F)                                                                       \
+  t[static_cast<int>(Function::NAME)] = [](const float* in, float, float* out, int64_t n) { \
+    map_packs(in, out, n, [](auto x) { return math::F(x); });                               \
+  };
+  WIDE(sigmoid, sigmoid)
+  WIDE(gelu, gelu)
+  WIDE(gelu_dx, gelu_dx)
+  WIDE(gelu_apprx_tanh, gelu_tanh)
+  WIDE(gelu_apprx_sigmoid, gelu_sigmoid)
+  WIDE(gelu_apprx_sigmoid_dx, gelu_sigmoid_dx)
+  WIDE(silu, silu)
+  WIDE(silu_dx, silu_dx)
+  WIDE(tanh, tanh)
+  WIDE(softplus, softplus)
+  WIDE(mish, mish)
+  WIDE(erf, erf)
+  WIDE(erf_dx, erf_dx)
+  WIDE(exp, exp)
+  WIDE(log, log)
+#undef WIDE
   FN(copy, x)
   FN(square, x * x)
-  FN(sigmoid, math::sigmoid(x))
   FN(relu, x > 0.0f ? x : (x != x ? x : 0.0f))
   FN(prelu, x > 0.0f ? x : p * x)
-  FN(gelu, math::gelu(x))
-  FN(gelu_dx, math::gelu_dx(x))
-  FN(gelu_apprx_tanh, math::gelu_tanh(x))
-  FN(gelu_apprx_sigmoid, math::gelu_sigmoid(x))
-  FN(gelu_apprx_sigmoid_dx, math::gelu_sigmoid_dx(x))
-  FN(silu, math::silu(x))
-  FN(silu_dx, math::silu_dx(x))
-  FN(tanh, math::tanh(x))
-  FN(softplus, math::softplus(x))
-  FN(mish, math::mish(x))
-  FN(erf, math::erf(x))
-  FN(erf_dx, math::erf_dx(x))
-  FN(exp, math::exp(x))
-  FN(log, math::log(x))
   FN(sin, math::sin(x))
   FN(arctan, std::atan(x))
   FN(sqrt, std::sqrt(x))

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "math.h"
 
@@ -15,120 +16,90 @@ namespace {
 using math::from_bits;
 using math::to_bits;
 
-// Input k of an operation: n lanes, or one for all.
+// Input k of an operation: n lanes in a row, or one for all.
 template <class T, bool Vector>
 struct Input {
   const T* p;
   T one;
-  explicit Input(const void* from) : p(static_cast<const T*>(from)), one(*p) {}
+  explicit Input(const char* from) : p(reinterpret_cast<const T*>(from)), one(*p) {}
   T operator[](int64_t i) const {
     if constexpr (Vector)
       return p[i];
     else
       return one;
   }
+#ifdef __FMA__
+  template <class P>
+  P pack(int64_t i) const {
+    if constexpr (Vector)
+      return P::load(p + i);
+    else
+      return P(one);
+  }
+  template <class P>
+  P pack(int64_t i, int64_t n) const {
+    if constexpr (Vector)
+      return P::load(p + i, n);
+    else
+      return P(one);
+  }
+#endif
 };
 
-// `out` may be an input, element by element, so that no iteration depends on another: the compiler is told.
-template <class In, class Out, class F>
-void map1(void* out, const void* a, const void*, const void*, int vectors, int64_t n, int64_t) {
-  auto* o = static_cast<Out*>(out);
-  if (!vectors) {
-    std::fill(o, o + n, static_cast<Out>(F{}(*static_cast<const In*>(a))));
+#ifdef __FMA__
+// The lanes of a result: a comparison of floats gives 1 or 0.
+template <class In, class T, int K>
+NEURON_INLINE Pack<T, K> lanes_of(const Pack<T, K>& p) {
+  if constexpr (std::is_same_v<In, T>)
+    return p;
+  else
+    return p & 1;
+}
+#endif
+
+// One row. `out` may be an input, element by element, so that no iteration depends on another: the compiler is told.
+template <class In, class Out, class F, int Vectors, size_t... K>
+NEURON_INLINE void loop(Out* out, int64_t n, std::index_sequence<K...> inputs,
+                        Input<In, (Vectors >> K & 1) != 0>... in) {
+  int64_t i = 0;
+  if constexpr (Vectors == 0) {
+    std::fill(out, out + n, static_cast<Out>(F{}(in.one...)));
     return;
   }
-  const auto* x = static_cast<const In*>(a);
+#ifdef __FMA__
+  using P = Pack<In, 4>;
+  using One = Pack<In, 1>;
+  if constexpr (requires { F{}(in.template pack<P>(i)...); }) {
+    for (; i + P::kLanes <= n; i += P::kLanes) lanes_of<In>(F{}(in.template pack<P>(i)...)).store(out + i);
+    for (; i + One::kLanes <= n; i += One::kLanes) lanes_of<In>(F{}(in.template pack<One>(i)...)).store(out + i);
+    if (i < n) {
+      Out rest[One::kLanes];
+      lanes_of<In>(F{}(in.template pack<One>(i, n - i)...)).store(rest);
+      std::copy(rest, rest + (n - i), out + i);
+    }
+    return;
+  }
+#endif
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) o[i] = static_cast<Out>(F{}(x[i]));
+  for (; i < n; ++i) out[i] = static_cast<Out>(F{}(in[i]...));
 }
 
-template <class In, class Out, class F, bool A, bool B>
-void loop2(Out* o, const void* a, const void* b, int64_t n) {
-  const Input<In, A> x(a);
-  const Input<In, B> y(b);
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) o[i] = static_cast<Out>(F{}(x[i], y[i]));
-}
-template <class In, class Out, class F>
-void map2(void* out, const void* a, const void* b, const void*, int vectors, int64_t n, int64_t) {
-  auto* o = static_cast<Out*>(out);
-  switch (vectors & 3) {
-    case 0:
-      std::fill(o, o + n, static_cast<Out>(F{}(*static_cast<const In*>(a), *static_cast<const In*>(b))));
-      return;
-    case 1:
-      return loop2<In, Out, F, true, false>(o, a, b, n);
-    case 2:
-      return loop2<In, Out, F, false, true>(o, a, b, n);
-    default:
-      return loop2<In, Out, F, true, true>(o, a, b, n);
-  }
+template <class In, class Out, class F, int Vectors, size_t... K>
+void rows_of(void* out, const char* const* in, const LaneRows& rows, std::index_sequence<K...> inputs) {
+  for (int64_t r = 0; r < rows.rows; ++r)
+    loop<In, Out, F, Vectors>(reinterpret_cast<Out*>(static_cast<char*>(out) + r * rows.out_pitch), rows.n, inputs,
+                              Input<In, (Vectors >> K & 1) != 0>(in[K] + r * rows.pitch[K])...);
 }
 
-template <bool A, bool B, bool C>
-void select3(uint32_t* o, const void* a, const void* b, const void* c, int64_t n) {
-  const Input<uint32_t, A> p(a);
-  const Input<uint32_t, B> x(b);
-  const Input<uint32_t, C> y(c);
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t mask = p[i] ? ~0u : 0u;
-    o[i] = (x[i] & mask) | (y[i] & ~mask);
-  }
-}
-void select(void* out, const void* a, const void* b, const void* c, int vectors, int64_t n, int64_t) {
-  auto* o = static_cast<uint32_t*>(out);
-  switch (vectors & 7) {
-    case 0:
-      std::fill(o, o + n, *static_cast<const uint32_t*>(*static_cast<const uint32_t*>(a) ? b : c));
-      return;
-    case 1:
-      return select3<true, false, false>(o, a, b, c, n);
-    case 2:
-      return select3<false, true, false>(o, a, b, c, n);
-    case 3:
-      return select3<true, true, false>(o, a, b, c, n);
-    case 4:
-      return select3<false, false, true>(o, a, b, c, n);
-    case 5:
-      return select3<true, false, true>(o, a, b, c, n);
-    case 6:
-      return select3<false, true, true>(o, a, b, c, n);
-    default:
-      return select3<true, true, true>(o, a, b, c, n);
-  }
-}
-
-template <class F, bool A, bool B, bool C>
-void loop3(float* o, const void* a, const void* b, const void* c, int64_t n) {
-  const Input<float, A> x(a);
-  const Input<float, B> y(b);
-  const Input<float, C> z(c);
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) o[i] = F{}(x[i], y[i], z[i]);
-}
-template <class F>
-void map3(void* out, const void* a, const void* b, const void* c, int vectors, int64_t n, int64_t) {
-  auto* o = static_cast<float*>(out);
-  switch (vectors & 7) {
-    case 0:
-      loop3<F, false, false, false>(o, a, b, c, n);
-      return;
-    case 1:
-      return loop3<F, true, false, false>(o, a, b, c, n);
-    case 2:
-      return loop3<F, false, true, false>(o, a, b, c, n);
-    case 3:
-      return loop3<F, true, true, false>(o, a, b, c, n);
-    case 4:
-      return loop3<F, false, false, true>(o, a, b, c, n);
-    case 5:
-      return loop3<F, true, false, true>(o, a, b, c, n);
-    case 6:
-      return loop3<F, false, true, true>(o, a, b, c, n);
-    default:
-      return loop3<F, true, true, true>(o, a, b, c, n);
-  }
+// An operation of Inputs inputs: one loop for each choice of which of them are vectors.
+template <class In, class Out, class F, int Inputs>
+void map(void* out, const void* a, const void* b, const void* c, int vectors, const LaneRows& rows) {
+  const char* in[] = {static_cast<const char*>(a), static_cast<const char*>(b), static_cast<const char*>(c)};
+  [&]<size_t... V>(std::index_sequence<V...>) {
+    using Loop = void (*)(void*, const char* const*, const LaneRows&, std::make_index_sequence<Inputs>);
+    static constexpr Loop loops[] = {rows_of<In, Out, F, V>...};
+    loops[vectors & ((1 << Inputs) - 1)](out, in, rows, {});
+  }(std::make_index_sequence<1 << Inputs>{});
 }
 
 // ---- what the operations compute -----------------------------------------------------------------------------------
@@ -139,6 +110,28 @@ void map3(void* out, const void* a, const void* b, const void* c, int vectors, i
 #define F2(NAME, IN, EXPR)                             \
   struct NAME {                                        \
     auto operator()(IN a, IN b) const { return EXPR; } \
+  };
+// Of floats or packs.
+#define WIDE1(NAME, EXPR)                      \
+  struct NAME {                                \
+    template <class N>                         \
+    NEURON_INLINE auto operator()(N a) const { \
+      return EXPR;                             \
+    }                                          \
+  };
+#define WIDE2(NAME, EXPR)                           \
+  struct NAME {                                     \
+    template <class N>                              \
+    NEURON_INLINE auto operator()(N a, N b) const { \
+      return EXPR;                                  \
+    }                                               \
+  };
+#define WIDE3(NAME, EXPR)                                \
+  struct NAME {                                          \
+    template <class N>                                   \
+    NEURON_INLINE auto operator()(N a, N b, N c) const { \
+      return EXPR;                                       \
+    }                                                    \
   };
 using U = uint32_t;
 using I = int32_t;
@@ -180,34 +173,42 @@ inline int32_t rest(int32_t a, int32_t b) { return b == -1 ? 0 : a % b; }
 
 // One NaN for all: which of two NaNs an addition hands on depends on the order that the compiler gives its operands,
 // and so on the form of the loop.
-inline float one_nan(float r) { return r == r ? r : from_bits(0x7fc00000u); }
+template <class N>
+NEURON_INLINE N one_nan(N r) {
+#ifdef __FMA__
+  if constexpr (!std::is_same_v<N, float>)
+    if (!any_nan(r)) [[likely]]
+      return r;
+#endif
+  return math::select(r == r, r, N(from_bits(0x7fc00000u)));
+}
 
 F1(copy, U, a)
-F2(add, float, one_nan(a + b))
-F2(sub, float, one_nan(a - b))
-F2(mul, float, one_nan(a* b))
-F2(div, float, one_nan(a / b))
-F2(maximum, float, (a > b) | (a != a) ? a : b)
-F2(minimum, float, (a < b) | (a != a) ? a : b)
-F2(fmax, float, (a > b) | (b != b) ? a : b)
-F2(fmin, float, (a < b) | (b != b) ? a : b)
+WIDE2(add, one_nan(a + b))
+WIDE2(sub, one_nan(a - b))
+WIDE2(mul, one_nan(a* b))
+WIDE2(div, one_nan(a / b))
+WIDE2(maximum, math::select(a != a, a, math::greatest(a, b)))
+WIDE2(minimum, math::select(a != a, a, math::least(a, b)))
+WIDE2(fmax, math::select(b != b, a, math::greatest(a, b)))
+WIDE2(fmin, math::select(b != b, a, math::least(a, b)))
 F2(pow, float, math::pow(a, b))
 F2(fmod, float, std::fmod(a, b))
 F2(remainder, float, signed_remainder(a, b))
 F2(floor_div, float, floor_divide(a, b))
 F2(atan2, float, std::atan2(a, b))
-F2(copysign, float, from_bits((to_bits(a) & 0x7fffffffu) | (to_bits(b) & 0x80000000u)))
-F2(eq, float, a == b)
-F2(ne, float, a != b)
-F2(lt, float, a < b)
-F2(le, float, a <= b)
-F2(gt, float, a > b)
-F2(ge, float, a >= b)
+WIDE2(copysign, math::with_sign_of(a, b))
+WIDE2(eq, a == b)
+WIDE2(ne, a != b)
+WIDE2(lt, a < b)
+WIDE2(le, a <= b)
+WIDE2(gt, a > b)
+WIDE2(ge, a >= b)
 F2(iadd, U, a + b)
 F2(isub, U, a - b)
 F2(imul, U, a* b)
-F2(imaximum, I, a > b ? a : b)
-F2(iminimum, I, a < b ? a : b)
+WIDE2(imaximum, math::greatest(a, b))
+WIDE2(iminimum, math::least(a, b))
 F2(ieq, I, a == b)
 F2(ine, I, a != b)
 F2(ilt, I, a < b)
@@ -217,35 +218,35 @@ F2(ige, I, a >= b)
 F2(iand, U, a& b)
 F2(ior, U, a | b)
 F2(ixor, U, a ^ b)
-#define F3(NAME, EXPR)                                                 \
-  struct NAME {                                                        \
-    float operator()(float a, float b, float c) const { return EXPR; } \
-  };
-F3(mul_add, one_nan(a* b + c))
-F3(mul_sub, one_nan(a* b - c))
-F3(mul_rsub, one_nan(c - a * b))
-F3(mul_mul, one_nan(a * b * c))
-F3(add_mul, one_nan((a + b) * c))
-F3(add_add, one_nan((a + b) + c))
-F3(sub_mul, one_nan((a - b) * c))
-F3(sub_add, one_nan((a - b) + c))
-#undef F3
-F1(neg, float, -a)
-F1(abs, float, from_bits(to_bits(a) & 0x7fffffffu))
+WIDE3(select, math::select(a != 0u, b, c))
+WIDE3(mul_add, one_nan(a* b + c))
+WIDE3(mul_sub, one_nan(a* b - c))
+WIDE3(mul_rsub, one_nan(c - a * b))
+WIDE3(mul_mul, one_nan(a * b * c))
+WIDE3(add_mul, one_nan((a + b) * c))
+WIDE3(add_add, one_nan((a + b) + c))
+WIDE3(sub_mul, one_nan((a - b) * c))
+WIDE3(sub_add, one_nan((a - b) + c))
+WIDE3(div_add, one_nan(c / (a + b)))
+WIDE1(exp_neg, math::exp(-a))
+WIDE2(swish, one_nan(a / (b + math::exp(-a))))
+WIDE3(swish_mul, one_nan(a / (b + math::exp(-a)) * c))
+WIDE1(neg, -a)
+WIDE1(abs, math::magnitude(a))
 F1(sign, float, static_cast<float>((a > 0.0f) - (a < 0.0f)))
-F1(sqrt, float, std::sqrt(a))
-F1(rsqrt, float, 1.0f / std::sqrt(a))
-F1(reciprocal, float, 1.0f / a)
-F1(exp, float, math::exp(a))
+WIDE1(sqrt, math::root(a))
+WIDE1(rsqrt, 1.0f / math::root(a))
+WIDE1(reciprocal, 1.0f / a)
+WIDE1(exp, math::exp(a))
 F1(exp2, float, math::exp2(a))
 F1(expm1, float, math::expm1(a))
-F1(log, float, math::log(a))
+WIDE1(log, math::log(a))
 F1(log2, float, math::log2(a))
 F1(log10, float, math::log10(a))
 F1(log1p, float, math::log1p(a))
-F1(tanh, float, math::tanh(a))
-F1(sigmoid, float, math::sigmoid(a))
-F1(erf, float, math::erf(a))
+WIDE1(tanh, math::tanh(a))
+WIDE1(sigmoid, math::sigmoid(a))
+WIDE1(erf, math::erf(a))
 F1(erfc, float, static_cast<float>(std::erfc(static_cast<double>(a))))
 F1(asin, float, std::asin(a))
 F1(acos, float, std::acos(a))
@@ -256,7 +257,7 @@ F1(floor, float, std::floor(a))
 F1(ceil, float, std::ceil(a))
 F1(trunc, float, std::trunc(a))
 F1(round, float, std::nearbyint(a))
-F1(isnan, float, a != a)
+WIDE1(isnan, a != a)
 F1(isinf, float, (to_bits(a) & 0x7fffffffu) == 0x7f800000u)
 F1(ineg, U, 0u - a)
 F1(iabs, I, a < 0 ? 0u - static_cast<U>(a) : static_cast<U>(a))
@@ -269,18 +270,21 @@ F2(ifloor_div, I, quotient(a, b) - (rest(a, b) != 0 && (rest(a, b) < 0) != (b < 
 F2(itrunc_div, I, quotient(a, b))
 F1(to_float, I, static_cast<float>(a))
 F1(to_int, float, integer(a))
-F1(nonzero, float, a != 0.0f)
+WIDE1(nonzero, a != 0.0f)
 F1(inonzero, I, a != 0)
 F1(round_bf16, float, bf16(a))
 F1(round_f16, float, f16(a))
 F1(wrap_i8, I, static_cast<I>(static_cast<int8_t>(a)))
 F1(wrap_u8, I, static_cast<I>(static_cast<uint8_t>(a)))
+#undef WIDE1
+#undef WIDE2
+#undef WIDE3
 #undef F1
 #undef F2
 
 // Angles too large for the vector form take libm's.
 template <float (*Near)(float), double (*Far)(double)>
-void angle(void* out, const void* a, const void*, const void*, int vectors, int64_t n, int64_t) {
+void angle_row(void* out, const void* a, int vectors, int64_t n) {
   constexpr int64_t kBlock = 256;
   const auto* x = static_cast<const float*>(a);
   auto* o = static_cast<float*>(out);
@@ -299,106 +303,199 @@ void angle(void* out, const void* a, const void*, const void*, int vectors, int6
         if (!(std::fabs(in[i]) < math::kReducible)) o[at + i] = static_cast<float>(Far(in[i]));
   }
 }
+template <float (*Near)(float), double (*Far)(double)>
+void angle(void* out, const void* a, const void*, const void*, int vectors, const LaneRows& rows) {
+  for (int64_t r = 0; r < rows.rows; ++r)
+    angle_row<Near, Far>(static_cast<char*>(out) + r * rows.out_pitch, static_cast<const char*>(a) + r * rows.pitch[0],
+                         vectors, rows.n);
+}
 
 // ---- random bits ---------------------------------------------------------------------------------------------------
 // Philox 4x32-10 (Salmon et al., SC11). Counter: offset + i / 4; word i % 4 of its result.
-void uniform_bits(void* out, const void* a, const void*, const void*, int, int64_t n, int64_t index) {
-  const auto* seed = static_cast<const uint32_t*>(a);
-  const uint64_t offset = seed[2] | static_cast<uint64_t>(seed[3]) << 32;
-  auto* o = static_cast<uint32_t*>(out);
-  constexpr int kLanes = 16;
-  const int64_t last = index + n;
-  for (int64_t block = index / 4; block * 4 < last; block += kLanes) {
-    uint32_t c[4][kLanes], k[2] = {seed[0], seed[1]};
-    for (int l = 0; l < kLanes; ++l) {
-      const uint64_t counter = offset + static_cast<uint64_t>(block + l);
-      c[0][l] = static_cast<uint32_t>(counter);
-      c[1][l] = static_cast<uint32_t>(counter >> 32);
-      c[2][l] = c[3][l] = 0;
-    }
-    for (int round = 0; round < 10; ++round) {
-      for (int l = 0; l < kLanes; ++l) {
-        const uint64_t p0 = static_cast<uint64_t>(c[0][l]) * 0xD2511F53u,
-                       p1 = static_cast<uint64_t>(c[2][l]) * 0xCD9E8D57u;
-        const uint32_t h0 = static_cast<uint32_t>(p0 >> 32), h1 = static_cast<uint32_t>(p1 >> 32);
-        c[0][l] = h1 ^ c[1][l] ^ k[0];
-        c[1][l] = static_cast<uint32_t>(p1);
-        c[2][l] = h0 ^ c[3][l] ^ k[1];
-        c[3][l] = static_cast<uint32_t>(p0);
-      }
-      k[0] += 0x9E3779B9u;
-      k[1] += 0xBB67AE85u;
-    }
-    uint32_t words[4 * kLanes];
-    for (int l = 0; l < kLanes; ++l)
-      for (int w = 0; w < 4; ++w) words[4 * l + w] = c[w][l];
-    const int64_t first = block * 4, from = std::max(index, first), to = std::min(last, first + 4 * kLanes);
-    std::copy(words + (from - first), words + (to - first), o + (from - index));
+constexpr uint64_t kPhiloxFactors[2] = {0xD2511F53u, 0xCD9E8D57u}, kPhiloxKeys[2] = {0x9E3779B9u, 0xBB67AE85u};
+constexpr int kPhiloxCounters = 8;
+constexpr int kPhiloxRounds = 10;
+struct PhiloxKeys {
+  uint64_t k[kPhiloxRounds][2][4];  // of each round, repeated in the lanes of a vector
+  explicit PhiloxKeys(const uint32_t* seed) {
+    for (uint64_t r = 0; r < kPhiloxRounds; ++r)
+      for (int i = 0; i < 2; ++i) std::fill_n(k[r][i], 4, (seed[i] + r * kPhiloxKeys[i]) & 0xffffffffu);
   }
+};
+// The words of kPhiloxCounters counters, the first of which is `counter`.
+void philox(const PhiloxKeys& keys, uint64_t counter, uint32_t* words) {
+#ifdef __AVX2__
+  // 32-bit numbers in 64-bit lanes, whose upper halves do not matter: products are of lower halves.
+  constexpr int kGroups = kPhiloxCounters / 4;
+  auto all = [](uint64_t x) { return _mm256_set1_epi64x(static_cast<int64_t>(x)); };
+  const __m256i factor[2] = {all(kPhiloxFactors[0]), all(kPhiloxFactors[1])};
+  __m256i w[4][kGroups];
+  for (int g = 0; g < kGroups; ++g) {
+    w[0][g] = _mm256_add_epi64(all(counter), _mm256_setr_epi64x(4 * g, 4 * g + 1, 4 * g + 2, 4 * g + 3));
+    w[1][g] = _mm256_srli_epi64(w[0][g], 32);
+    w[2][g] = w[3][g] = _mm256_setzero_si256();
+  }
+  for (const auto& k : keys.k) {
+    const __m256i key[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(k[0])),
+                            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k[1]))};
+    for (int g = 0; g < kGroups; ++g) {
+      const __m256i p0 = _mm256_mul_epu32(w[0][g], factor[0]), p1 = _mm256_mul_epu32(w[2][g], factor[1]);
+      w[0][g] = _mm256_srli_epi64(p1, 32) ^ w[1][g] ^ key[0];
+      w[1][g] = p1;
+      w[2][g] = _mm256_srli_epi64(p0, 32) ^ w[3][g] ^ key[1];
+      w[3][g] = p0;
+    }
+  }
+  for (int g = 0; g < kGroups; ++g) {
+    const __m256i a = _mm256_blend_epi32(w[0][g], _mm256_slli_epi64(w[1][g], 32), 0xaa),
+                  b = _mm256_blend_epi32(w[2][g], _mm256_slli_epi64(w[3][g], 32), 0xaa);
+    const __m256i even = _mm256_unpacklo_epi64(a, b), odd = _mm256_unpackhi_epi64(a, b);
+    auto* to = reinterpret_cast<__m256i*>(words + 16 * g);
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(even, odd, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
+  }
+#else
+  for (int l = 0; l < kPhiloxCounters; ++l) {
+    const uint64_t at = counter + static_cast<uint64_t>(l);
+    uint32_t c[4] = {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0, 0};
+    for (const auto& k : keys.k) {
+      const uint64_t p0 = c[0] * kPhiloxFactors[0], p1 = c[2] * kPhiloxFactors[1];
+      c[0] = static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ static_cast<uint32_t>(k[0][0]);
+      c[1] = static_cast<uint32_t>(p1);
+      c[2] = static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ static_cast<uint32_t>(k[1][0]);
+      c[3] = static_cast<uint32_t>(p0);
+    }
+    std::copy(c, c + 4, words + 4 * l);
+  }
+#endif
+}
+void uniform_row(uint32_t* out, const uint32_t* seed, int64_t n, int64_t index) {
+  const uint64_t offset = seed[2] | static_cast<uint64_t>(seed[3]) << 32;
+  const PhiloxKeys keys(seed);
+  constexpr int64_t kWords = 4 * kPhiloxCounters;
+  const int64_t last = index + n;
+  for (int64_t first = index / 4 * 4; first < last; first += kWords) {
+    const uint64_t counter = offset + static_cast<uint64_t>(first / 4);
+    if (first >= index && first + kWords <= last) {
+      philox(keys, counter, out + (first - index));
+    } else {
+      uint32_t words[kWords];
+      philox(keys, counter, words);
+      const int64_t from = std::max(index, first), to = std::min(last, first + kWords);
+      std::copy(words + (from - first), words + (to - first), out + (from - index));
+    }
+  }
+}
+void uniform_bits(void* out, const void* a, const void*, const void*, int, const LaneRows& rows) {
+  for (int64_t r = 0; r < rows.rows; ++r)
+    uniform_row(reinterpret_cast<uint32_t*>(static_cast<char*>(out) + r * rows.out_pitch),
+                reinterpret_cast<const uint32_t*>(static_cast<const char*>(a) + r * rows.pitch[0]), rows.n,
+                rows.index + r * rows.n);
 }
 
 // ---- reductions ----------------------------------------------------------------------------------------------------
 struct plus {
-  float operator()(float a, float b) const { return a + b; }
+  template <class N>
+  NEURON_INLINE N operator()(N a, N b) const {
+    return a + b;
+  }
 };
+#ifdef __FMA__
+template <int By, class V, size_t... I>
+NEURON_INLINE V rotate(V v, std::index_sequence<I...>) {
+  return __builtin_shufflevector(v, v, ((I + By) % sizeof...(I))...);
+}
+// Folds a pack in halves to one lane.
+template <class F, int Width = 0, class T, int K>
+NEURON_INLINE T halves(const Pack<T, K>& p) {
+  if constexpr (K > 1) {
+    Pack<T, K / 2> a, b;
+    for (int k = 0; k < K / 2; ++k) a.v[k] = p.v[k], b.v[k] = p.v[K / 2 + k];
+    return halves<F>(F{}(a, b));
+  } else if constexpr (Width == 1) {
+    return p.v[0][0];
+  } else {
+    constexpr int kHalf = (Width ? Width : kVectorLanes) / 2;
+    Pack<T, 1> b;
+    b.v[0] = rotate<kHalf>(p.v[0], std::make_index_sequence<kVectorLanes>{});
+    return halves<F, kHalf>(F{}(p, b));
+  }
+}
+#endif
 // 32 running lanes, folded in halves: one tree for every width of the machine's vectors.
 template <class T, class F>
-void fold(void* out, const void* a, int64_t n, T identity) {
-  const auto* x = static_cast<const T*>(a);
+NEURON_INLINE T fold_row(const T* x, int64_t n, T identity) {
+  int64_t i = 0;
+#ifdef __FMA__
+  using P = Pack<T, 32 / kVectorLanes>;
+  P total = identity;
+  for (; i + 32 <= n; i += 32) total = F{}(total, P::load(x + i));
+  if (i < n) {
+    T rest[32];
+    std::fill(std::copy(x + i, x + n, rest), rest + 32, identity);
+    total = F{}(total, P::load(rest));
+  }
+  T result = halves<F>(total);
+#else
   T lane[32];
   for (T& l : lane) l = identity;
-  int64_t i = 0;
   for (; i + 32 <= n; i += 32)
     for (int j = 0; j < 32; ++j) lane[j] = F{}(lane[j], x[i + j]);
   for (int j = 0; i + j < n; ++j) lane[j] = F{}(lane[j], x[i + j]);
   for (int width = 16; width; width /= 2)
     for (int j = 0; j < width; ++j) lane[j] = F{}(lane[j], lane[j + width]);
-  if constexpr (std::is_same_v<T, float>)
-    *static_cast<T*>(out) = one_nan(lane[0]);
-  else
-    *static_cast<T*>(out) = lane[0];
+  T result = lane[0];
+#endif
+  if constexpr (std::is_same_v<T, float>) result = one_nan(result);
+  return result;
+}
+template <class T, class F>
+void fold(void* out, const void* a, int64_t n, int64_t rows, int64_t pitch, T identity) {
+  for (int64_t r = 0; r < rows; ++r)
+    static_cast<T*>(out)[r] =
+        fold_row<T, F>(reinterpret_cast<const T*>(static_cast<const char*>(a) + r * pitch), n, identity);
 }
 
 // ---- tables --------------------------------------------------------------------------------------------------------
 template <Lane L>
 using Type = std::conditional_t<L == Lane::f32, float, std::conditional_t<L == Lane::i32, int32_t, uint32_t>>;
 
-template <class F, LaneOp Op>
-constexpr LaneKernels::Map pick() {
-  if constexpr (info(Op).inputs == 1)
-    return map1<Type<info(Op).in>, Type<info(Op).out>, F>;
-  else if constexpr (info(Op).inputs == 2)
-    return map2<Type<info(Op).in>, Type<info(Op).out>, F>;
-  else
-    return map3<F>;
-}
-
 LaneKernels make() {
   LaneKernels k{};
-  auto map = [&](LaneOp op, LaneKernels::Map f) { k.map[static_cast<int>(op)] = f; };
+  auto set = [&](LaneOp op, LaneKernels::Map f) { k.map[static_cast<int>(op)] = f; };
   auto reduce = [&](LaneOp op, LaneKernels::Reduce f) { k.reduce[static_cast<int>(op)] = f; };
-#define OP(NAME) map(LaneOp::NAME, pick<NAME, LaneOp::NAME>());
+#define OP(NAME) \
+  set(LaneOp::NAME, map<Type<info(LaneOp::NAME).in>, Type<info(LaneOp::NAME).out>, NAME, info(LaneOp::NAME).inputs>);
   // clang-format off
-  OP(copy) OP(add) OP(sub) OP(mul) OP(div) OP(maximum) OP(minimum) OP(fmax) OP(fmin) OP(pow) OP(fmod) OP(remainder)
+  OP(copy) OP(exp) OP(log) OP(tanh) OP(sigmoid) OP(erf) OP(select) OP(add) OP(sub) OP(mul) OP(div) OP(maximum) OP(minimum) OP(fmax) OP(fmin) OP(pow) OP(fmod) OP(remainder)
   OP(floor_div) OP(atan2) OP(copysign) OP(eq) OP(ne) OP(lt) OP(le) OP(gt) OP(ge) OP(iadd) OP(isub) OP(imul) OP(imaximum)
   OP(iminimum) OP(ieq) OP(ine) OP(ilt) OP(ile) OP(igt) OP(ige) OP(iand) OP(ior) OP(ixor) OP(neg) OP(abs) OP(sign)
-  OP(sqrt) OP(rsqrt) OP(reciprocal) OP(exp) OP(exp2) OP(expm1) OP(log) OP(log2) OP(log10) OP(log1p) OP(tanh)
-  OP(sigmoid) OP(erf) OP(erfc) OP(asin) OP(acos) OP(atan) OP(sinh) OP(cosh) OP(floor) OP(ceil) OP(trunc) OP(round)
-  OP(mul_add) OP(mul_sub) OP(mul_rsub) OP(mul_mul) OP(add_mul) OP(add_add) OP(sub_mul) OP(sub_add)
+  OP(sqrt) OP(rsqrt) OP(reciprocal) OP(exp2) OP(expm1) OP(log2) OP(log10) OP(log1p)
+  OP(erfc) OP(asin) OP(acos) OP(atan) OP(sinh) OP(cosh) OP(floor) OP(ceil) OP(trunc) OP(round)
+  OP(mul_add) OP(mul_sub) OP(mul_rsub) OP(mul_mul) OP(add_mul) OP(add_add) OP(sub_mul) OP(sub_add) OP(div_add) OP(exp_neg) OP(swish) OP(swish_mul)
   OP(isnan) OP(isinf) OP(ineg) OP(iabs) OP(isign) OP(inot) OP(iszero) OP(iremainder) OP(ifmod) OP(ifloor_div)
   OP(itrunc_div) OP(to_float) OP(to_int) OP(nonzero) OP(inonzero) OP(round_bf16) OP(round_f16) OP(wrap_i8) OP(wrap_u8)
   // clang-format on
 #undef OP
-                                  map(LaneOp::select, select);
-  map(LaneOp::sin, angle<math::sin_any, std::sin>);
-  map(LaneOp::cos, angle<math::cos_any, std::cos>);
-  map(LaneOp::tan, angle<math::tan_any, std::tan>);
-  map(LaneOp::uniform_bits, uniform_bits);
-  reduce(LaneOp::sum, [](void* o, const void* a, int64_t n) { fold<float, plus>(o, a, n, 0.0f); });
-  reduce(LaneOp::amax, [](void* o, const void* a, int64_t n) { fold<float, maximum>(o, a, n, -INFINITY); });
-  reduce(LaneOp::amin, [](void* o, const void* a, int64_t n) { fold<float, minimum>(o, a, n, INFINITY); });
-  reduce(LaneOp::iamax, [](void* o, const void* a, int64_t n) { fold<int32_t, imaximum>(o, a, n, INT32_MIN); });
-  reduce(LaneOp::iamin, [](void* o, const void* a, int64_t n) { fold<int32_t, iminimum>(o, a, n, INT32_MAX); });
+                                      set(LaneOp::sin, angle<math::sin_any, std::sin>);
+  set(LaneOp::cos, angle<math::cos_any, std::cos>);
+  set(LaneOp::tan, angle<math::tan_any, std::tan>);
+  set(LaneOp::uniform_bits, uniform_bits);
+  reduce(LaneOp::sum, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<float, plus>(o, a, n, rows, pitch, 0.0f);
+  });
+  reduce(LaneOp::amax, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<float, maximum>(o, a, n, rows, pitch, -INFINITY);
+  });
+  reduce(LaneOp::amin, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<float, minimum>(o, a, n, rows, pitch, INFINITY);
+  });
+  reduce(LaneOp::iamax, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<int32_t, imaximum>(o, a, n, rows, pitch, INT32_MIN);
+  });
+  reduce(LaneOp::iamin, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
+    fold<int32_t, iminimum>(o, a, n, rows, pitch, INT32_MAX);
+  });
   return k;
 }
 

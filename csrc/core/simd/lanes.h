@@ -7,12 +7,20 @@
 
 namespace neuron {
 
+// What a kernel runs over: rows of n lanes; pitches are bytes from row to row.
+struct LaneRows {
+  int64_t n;
+  int64_t index = 0;  // of the first element in the tensor, for uniform_bits
+  int64_t rows = 1;
+  int64_t out_pitch = 0, pitch[3] = {0, 0, 0};
+};
+
 struct LaneKernels {
-  // out[i] = op(a[i], b[i], c[i]) for i < n. Bit k of `vectors` says that input k has n lanes, else it has one for all.
-  // `out` may be one of the inputs. `index`: number of the first element in the tensor, for uniform_bits.
-  using Map = void (*)(void* out, const void* a, const void* b, const void* c, int vectors, int64_t n, int64_t index);
-  // One lane from n. The tree depends on n alone.
-  using Reduce = void (*)(void* out, const void* a, int64_t n);
+  // out[i] = op(a[i], b[i], c[i]) in each row. Bit k of `vectors` says that input k has n lanes in a row, else it has
+  // one for all. `out` may be one of the inputs.
+  using Map = void (*)(void* out, const void* a, const void* b, const void* c, int vectors, const LaneRows& rows);
+  // One lane from the n of each row, rows `pitch` bytes apart. The tree depends on n alone.
+  using Reduce = void (*)(void* out, const void* a, int64_t n, int64_t rows, int64_t pitch);
   std::array<Map, kLaneOps> map;
   std::array<Reduce, kLaneOps> reduce;
 };

@@ -1,101 +1,130 @@
-// Elementary functions in fp32 without branches, so that compilers vectorise loops over them. Polynomials are Chebyshev
-// fits over the stated intervals; tests/core/test_kernels.cpp bounds the error of each function against libm.
+// Elementary functions in fp32 without branches, for vectors: most are templates, of float or of packs of lanes
+// (pack.h) with the same bits. Polynomials are Chebyshev fits over the stated intervals; tests/core/kernels_test.cpp
+// bounds the error of each function against libm.
 #pragma once
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
-namespace neuron::math {
+#include "pack.h"
+
+namespace neuron::NEURON_LEVEL::math {
 
 inline float from_bits(uint32_t b) { return std::bit_cast<float>(b); }
 inline uint32_t to_bits(float f) { return std::bit_cast<uint32_t>(f); }
+template <class T>
+  requires std::is_arithmetic_v<T>
+inline T select(bool c, T a, T b) {
+  return c ? a : b;
+}
+inline float root(float a) { return std::sqrt(a); }
+inline uint32_t shift_signed(uint32_t a, int n) { return static_cast<uint32_t>(static_cast<int32_t>(a) >> n); }
+inline float signed_to_float(uint32_t a) { return static_cast<float>(static_cast<int32_t>(a)); }
 
 // a * b + c rounded once, on every machine: polynomials are twice as fast where there is an instruction for it.
 inline float mad(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double mad(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-inline float round_even(float x) {  // |x| < 2^22
-  const float magic = 12582912.0f;  // 1.5 * 2^23: the sum has no fraction bits left
-  return (x + magic) - magic;
+// b if either is NaN.
+template <class T>
+  requires std::is_arithmetic_v<T>
+inline T least(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+  requires std::is_arithmetic_v<T>
+inline T greatest(T a, T b) {
+  return a > b ? a : b;
+}
+template <class N>
+NEURON_INLINE N magnitude(N x) {
+  return from_bits(to_bits(x) & 0x7fffffffu);
+}
+template <class N>
+NEURON_INLINE N with_sign_of(N a, N sign) {
+  return from_bits((to_bits(a) & 0x7fffffffu) | (to_bits(sign) & 0x80000000u));
+}
+// c[0] x^(n-1) + ... + c[n-1]
+template <class N, int Terms>
+NEURON_INLINE N polynomial(const float (&c)[Terms], N x) {
+  N p = c[0];
+  for (int i = 1; i < Terms; ++i) p = mad(p, x, N(c[i]));
+  return p;
 }
 
-inline float exp(float x) {
-  const float above = x > -104.0f ? x : -104.0f;  // in this order a comparison and a choice are one instruction
-  const float limited = above < 89.0f ? above : 89.0f;
-  const float n = round_even(limited * 1.44269504f);
-  const float r = mad(n, 2.12194440e-4f, mad(n, -0.693359375f, limited));  // ln 2 in two parts
-  float p = 0.00019899367f;                                                // (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2
-  p = mad(p, r, 0.0013933654f);
-  p = mad(p, r, 0.0083332984f);
-  p = mad(p, r, 0.041666463f);
-  p = mad(p, r, 0.16666667f);
-  p = mad(p, r, 0.5f);
-  p = mad(p * r, r, r) + 1.0f;
-  const int32_t k = static_cast<int32_t>(n), half = k >> 1;
-  const float y =
-      p * from_bits(static_cast<uint32_t>(half + 127) << 23) * from_bits(static_cast<uint32_t>(k - half + 127) << 23);
-  return x != x ? x : y;
+// e^x = p * 2^k for |x| < 2^21. The low bits of `exponent` are k.
+template <class N>
+NEURON_INLINE auto exp_parts(N x) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction bits left
+  const N t = mad(x, N(1.44269504f), N(magic)), n = t - magic;
+  const N r = mad(n, N(2.12194440e-4f), mad(n, N(-0.693359375f), x));  // ln 2 in two parts
+  // (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2
+  static constexpr float c[] = {0.00019899367f, 0.0013933654f, 0.0083332984f, 0.041666463f, 0.16666667f, 0.5f};
+  const N p = mad(polynomial(c, r) * r, r, r) + 1.0f;
+  struct Parts {
+    N p;
+    decltype(to_bits(x)) exponent;
+  };
+  return Parts{p, to_bits(t) << 23};
+}
+template <class N>
+NEURON_INLINE N exp(N x) {
+  const auto [p, k] = exp_parts(least(N(89.0f), greatest(N(-104.0f), x)));
+  const auto half = shift_signed(k, 1) & 0xff800000u;  // 2^k may be beyond fp32's range, its two factors are not
+  return p * from_bits(half + 0x3f800000u) * from_bits(k - half + 0x3f800000u);
+}
+// e^x for -87 <= x <= 88.
+template <class N>
+NEURON_INLINE N exp_near(N x) {
+  const auto [p, k] = exp_parts(x);
+  return p * from_bits(k + 0x3f800000u);
 }
 
-inline float log(float x) {
-  const bool tiny = x < 1.17549435e-38f;
-  const uint32_t bits = to_bits(tiny ? x * 8388608.0f : x);
-  const uint32_t shifted = bits - 0x3f3504f3u;  // sqrt(1/2): mantissas from there to sqrt(2)
-  const float e = static_cast<float>(static_cast<int32_t>(shifted) >> 23) - (tiny ? 23.0f : 0.0f);
-  const float f = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
-  float p = 0.07150066f;  // (log(1 + f) - f + f^2 / 2) / f^3
-  p = mad(p, f, -0.11572523f);
-  p = mad(p, f, 0.11661972f);
-  p = mad(p, f, -0.12410901f);
-  p = mad(p, f, 0.14249881f);
-  p = mad(p, f, -0.16668485f);
-  p = mad(p, f, 0.2000071f);
-  p = mad(p, f, -0.2499999f);
-  p = mad(p, f, 0.33333331f);
-  const float u = f * f;
-  const float y = mad(e, 0.693359375f, mad(-0.5f, u, mad(p * f, u, e * -2.12194440e-4f)) + f);
-  const float finite = x > 3.4e38f ? (x > 3.4028235e38f ? x : y) : y;
-  return x > 0.0f ? finite : (x == 0.0f ? -INFINITY : NAN);
+template <class N>
+NEURON_INLINE N log(N x) {
+  const auto tiny = x < 1.17549435e-38f;
+  const auto bits = to_bits(select(tiny, x * 8388608.0f, x));
+  const auto shifted = bits - 0x3f3504f3u;  // sqrt(1/2): mantissas from there to sqrt(2)
+  const N e = signed_to_float(shift_signed(shifted, 23)) - select(tiny, N(23.0f), N(0.0f));
+  const N f = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+  // (log(1 + f) - f + f^2 / 2) / f^3
+  static constexpr float c[] = {0.07150066f,  -0.11572523f, 0.11661972f, -0.12410901f, 0.14249881f,
+                                -0.16668485f, 0.2000071f,   -0.2499999f, 0.33333331f};
+  const N u = f * f;
+  const N y = mad(e, N(0.693359375f), mad(N(-0.5f), u, mad(polynomial(c, f) * f, u, e * -2.12194440e-4f)) + f);
+  return select(x > 0.0f, select(x < INFINITY, y, x), select(x == 0.0f, N(-INFINITY), N(NAN)));
 }
 
-inline float tanh(float x) {
-  const float a = std::fabs(x), u = x * x;
-  float p = 0.0022956324f;  // (tanh(x) / x - 1) / x^2 on |x| < 0.625
-  p = mad(p, u, -0.008346744f);
-  p = mad(p, u, 0.021769864f);
-  p = mad(p, u, -0.05395939f);
-  p = mad(p, u, 0.13333304f);
-  p = mad(p, u, -0.33333334f);
-  const float small = mad(x * u, p, x);
+template <class N>
+NEURON_INLINE N tanh(N x) {
+  const N a = magnitude(x), u = x * x;
+  // (tanh(x) / x - 1) / x^2 on |x| < 0.625
+  static constexpr float c[] = {0.0022956324f, -0.008346744f, 0.021769864f, -0.05395939f, 0.13333304f, -0.33333334f};
+  const N small = mad(x * u, polynomial(c, u), x);
   // Near 1 the error must be that of the distance from 1: tanh forms of GELU subtract there.
-  const float large = 1.0f - 2.0f / (exp(2.0f * (a > 20.0f ? 20.0f : a)) + 1.0f);
-  return x != x ? x : std::copysign(a < 0.625f ? small : large, x);
+  const N large = 1.0f - 2.0f / (exp_near(2.0f * least(N(20.0f), a)) + 1.0f);
+  return with_sign_of(select(a < 0.625f, small, large), x);
 }
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+template <class N>
+NEURON_INLINE N sigmoid(N x) {  // 0 where e^-x is beyond fp32's range
+  const N y = 1.0f / (1.0f + exp_near(least(N(88.0f), greatest(N(-87.0f), -x))));
+  return select(x < -88.0f, N(0.0f), y);
+}
 
-inline float erf(float x) {
-  const float a = std::fabs(x), u = x * x;
-  float p = 7.8824974e-05f;  // erf(x) / x on |x| < 1
-  p = mad(p, u, -0.00080188555f);
-  p = mad(p, u, 0.0051893122f);
-  p = mad(p, u, -0.026854329f);
-  p = mad(p, u, 0.1128359735f);
-  p = mad(p, u, -0.37612626f);
-  p = mad(p, u, 1.1283791f);
-  const float small = x * p;
-  const float t = 2.0f / (2.0f + a);
-  float q = 0.012932926f;  // erfc(a) * e^(a^2) on 1 <= a <= 4
-  q = mad(q, t, 0.068530403f);
-  q = mad(q, t, -0.384646f);
-  q = mad(q, t, 0.47981626f);
-  q = mad(q, t, -0.053793509f);
-  q = mad(q, t, 0.32894629f);
-  q = mad(q, t, 0.26410767f);
-  q = mad(q, t, 0.28432578f);
-  q = mad(q, t, -0.0001204024f);
-  const float large = a > 4.0f ? 1.0f : 1.0f - q * exp(-u);
-  return x != x ? x : (a < 1.0f ? small : std::copysign(large, x));
+template <class N>
+NEURON_INLINE N erf(N x) {
+  const N a = least(N(4.0f), magnitude(x)), u = a * a;
+  // erf(x) / x on |x| < 1
+  static constexpr float c[] = {7.8824974e-05f, -0.00080188555f, 0.0051893122f, -0.026854329f,
+                                0.1128359735f,  -0.37612626f,    1.1283791f};
+  const N small = a * polynomial(c, u);
+  // erfc(a) * e^(a^2) on 1 <= a <= 4
+  static constexpr float d[] = {0.012932926f, 0.068530403f, -0.384646f,  0.47981626f,   -0.053793509f,
+                                0.32894629f,  0.26410767f,  0.28432578f, -0.0001204024f};
+  const N large = 1.0f - polynomial(d, 2.0f / (2.0f + a)) * exp_near(-u);
+  return with_sign_of(select(a < 1.0f, small, large), x);
 }
 
 inline float sin_core(float x) {  // |x| <= pi / 2
@@ -116,27 +145,51 @@ inline float sin(float x) {
   return std::copysign(1.0f, x) * (a <= pi ? near : outside);
 }
 
-inline float gelu(float x) { return 0.5f * x * (1.0f + erf(x * 0.70710678f)); }
-inline float erf_dx(float x) { return 1.12837917f * exp(-x * x); }
-inline float gelu_dx(float x) { return 0.5f * (1.0f + erf(x * 0.70710678f)) + x * 0.39894228f * exp(-0.5f * x * x); }
-inline float gelu_tanh(float x) { return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x))); }
-inline float gelu_sigmoid(float x) { return x * sigmoid(1.702f * x); }
-inline float gelu_sigmoid_dx(float x) {
-  const float s = sigmoid(1.702f * x);
+template <class N>
+NEURON_INLINE N gelu(N x) {
+  return 0.5f * x * (1.0f + erf(x * 0.70710678f));
+}
+template <class N>
+NEURON_INLINE N erf_dx(N x) {
+  return 1.12837917f * exp(-x * x);
+}
+template <class N>
+NEURON_INLINE N gelu_dx(N x) {
+  return 0.5f * (1.0f + erf(x * 0.70710678f)) + x * 0.39894228f * exp(-0.5f * x * x);
+}
+template <class N>
+NEURON_INLINE N gelu_tanh(N x) {
+  return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+template <class N>
+NEURON_INLINE N gelu_sigmoid(N x) {
+  return x * sigmoid(1.702f * x);
+}
+template <class N>
+NEURON_INLINE N gelu_sigmoid_dx(N x) {
+  const N s = sigmoid(1.702f * x);
   return s + 1.702f * x * s * (1.0f - s);
 }
-inline float silu(float x) { return x * sigmoid(x); }
-inline float silu_dx(float x) {
-  const float s = sigmoid(x);
+template <class N>
+NEURON_INLINE N silu(N x) {
+  return x * sigmoid(x);
+}
+template <class N>
+NEURON_INLINE N silu_dx(N x) {
+  const N s = sigmoid(x);
   return s + x * s * (1.0f - s);
 }
-inline float softplus(float x) {  // max(x, 0) + log(1 + e^-|x|)
-  const float e = exp(-std::fabs(x));
-  const float w = 1.0f + e;
-  const float l = w == 1.0f ? e : log(w) * (e / (w - 1.0f));  // log1p
-  return (x > 0.0f ? x : 0.0f) + l;
+template <class N>
+NEURON_INLINE N softplus(N x) {  // max(x, 0) + log(1 + e^-|x|)
+  const N e = exp(-magnitude(x));
+  const N w = 1.0f + e;
+  const N l = select(w == 1.0f, e, log(w) * (e / (w - 1.0f)));  // log1p
+  return select(x > 0.0f, x, N(0.0f)) + l;
 }
-inline float mish(float x) { return x * tanh(softplus(x)); }
+template <class N>
+NEURON_INLINE N mish(N x) {
+  return x * tanh(softplus(x));
+}
 
 // ---- through double precision: results are right to the last place of fp32 but for rare ties ------------------------
 inline double from_bits64(uint64_t b) { return std::bit_cast<double>(b); }
@@ -236,4 +289,4 @@ inline float sin_any(float x) { return static_cast<float>(sin_wide(x, 0)); }
 inline float cos_any(float x) { return static_cast<float>(sin_wide(x, 1)); }
 inline float tan_any(float x) { return static_cast<float>(sin_wide(x, 0) / sin_wide(x, 1)); }
 
-}  // namespace neuron::math
+}  // namespace neuron::NEURON_LEVEL::math
