@@ -108,14 +108,18 @@ constexpr Row batch_norm_line_row() {
 }
 constexpr Row r_batch_norm_line[2][2] = {{batch_norm_line_row<false, false>(), batch_norm_line_row<false, true>()},
                                          {batch_norm_line_row<true, false>(), batch_norm_line_row<true, true>()}};
-constexpr Row r_batch_norm{.name = "batch_norm",
-                           .lower =
-                               [](Lowering& l, const Row&) {
-                                 const Lanes x = l.in(0), scale = l.raw(1);
-                                 l.out(0, l.op(L::add, l.op(L::mul, x, scale), l.raw(2)));
-                               },
-                           .types = kFloats,
-                           .raw = 6};
+constexpr Row batch_norm_row(bool contiguous) {
+  return {.name = "batch_norm",
+          .lower =
+              [](Lowering& l, const Row&) {
+                const Lanes x = l.in(0), scale = l.raw(1);
+                l.out(0, l.op(L::add, l.op(L::mul, x, scale), l.raw(2)));
+              },
+          .types = kFloats,
+          .contiguous = contiguous,
+          .raw = 6};
+}
+constexpr Row r_batch_norm[2] = {batch_norm_row(false), batch_norm_row(true)};
 
 // ---- recording -----------------------------------------------------------------------------------------------------
 bool given(const std::optional<Tensor>& t) { return t && t->defined(); }
@@ -279,8 +283,10 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const 
   auto fits = [&](const std::optional<Tensor>& t) {
     return usable(*t) && t->dim() == 1 && t->numel() == input.size(1) && c10::isFloatingType(t->scalar_type());
   };
-  if (!training && usable(input) && c10::isFloatingType(input.scalar_type()) && input.dim() >= 2 && given(mean) &&
-      given(variance) && fits(mean) && fits(variance) && (!w || fits(weight)) && (!b || fits(bias))) {
+  const bool contiguous = input.is_contiguous();
+  if (!training && usable(input) && (contiguous || input.is_contiguous(input.suggest_memory_format())) &&
+      c10::isFloatingType(input.scalar_type()) && input.dim() >= 2 && given(mean) && given(variance) && fits(mean) &&
+      fits(variance) && (!w || fits(weight)) && (!b || fits(bias))) {
     Tensor scale, shift;
     Call line{r_batch_norm_line[w][b],
               counter_of<Op>(),
@@ -300,12 +306,16 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const 
       sizes[0] = input.size(1);
       for (Tensor* t : {&scale, &shift}) t->unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
       Tensor out;
-      if (record_pointwise(
-              {r_batch_norm, counter_of<Op>(), input.scalar_type(), input.scalar_type(), {&input, &scale, &shift}, {}},
-              out)) {
-        auto empty = [&] {
-          return uninitialised(0, c10::scalarTypeToTypeMeta(scale.scalar_type()), input.device().index());
-        };
+      if (record_pointwise({r_batch_norm[contiguous],
+                            counter_of<Op>(),
+                            input.scalar_type(),
+                            input.scalar_type(),
+                            {&input, &scale, &shift},
+                            {}},
+                           out)) {
+        const bool mixed = mean->scalar_type() == at::kFloat || (w && weight->scalar_type() == at::kFloat);
+        const auto type = c10::scalarTypeToTypeMeta(mixed ? at::kFloat : input.scalar_type());
+        auto empty = [&] { return uninitialised(0, type, input.device().index()); };
         return {out, empty(), empty()};
       }
     }
