@@ -8,8 +8,8 @@
 //
 // Geometry is sizes, strides, offsets, which inputs share a storage, and numbers: whatever a recording depends on.
 //
-// Whether an operator is fusible depends on its tensors (a sum over dims in the middle is not). One that was seen to run at once
-// stands by itself from then on, and the operators around it are recorded as two segments.
+// Whether an operator is fusible depends on its tensors (a sum over dims in the middle is not). One that was seen to
+// run at once stands by itself from then on, and the operators around it are recorded as two segments.
 #pragma once
 
 #include <memory>

@@ -80,7 +80,7 @@ class Window final : public Deferred {
     Graph graph;
     std::vector<Held> held;       // by storage number
     std::vector<uint32_t> calls;  // the observer's numbers of the nodes; may be shorter
-    size_t bytes = 0;        // of storages held strongly
+    size_t bytes = 0;             // of storages held strongly
     size_t next_look = kMaxOrphanBytes;
     Capture* capture = nullptr;  // of the thread that recorded
     std::vector<Draw> draws;     // while it captures
