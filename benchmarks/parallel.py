@@ -494,7 +494,7 @@ def _rank(rank, ranks, folder, names, steps):
     torch.set_num_threads(1)
     torch.neuron.set_device(rank)
     dist.init_process_group(
-        init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
+        "neuron", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
     )
     for name in names:
         start = time.perf_counter()
