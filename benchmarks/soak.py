@@ -274,7 +274,7 @@ def _agree_rank(rank, world, folder, rounds, seed):
     torch.set_num_threads(1)
     torch.neuron.set_device(rank)
     dist.init_process_group(
-        init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=120)
+        "neuron", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=120)
     )
     start = time.monotonic()
     agree(rank, world, rounds, seed)
