@@ -5,6 +5,11 @@
 // counts the elements in the order of the result's memory. A captured graph takes counters anew at each replay.
 //
 // Reason: numbers must depend on the seed and the order of calls, not on windows, tiles or threads.
+//
+// Rule: fills. A fill with random numbers closes the window.
+//
+// Reason: its result is stored in any case, and a chain is then the same program whether its inputs were drawn just
+// before or are old.
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
@@ -20,6 +25,7 @@
 #include "operator.h"
 #include "record.h"
 #include "runtime/generator.h"
+#include "window.h"
 
 namespace neuron::fusion {
 
@@ -126,7 +132,9 @@ bool fill(const Row& row, OpCounter& count, Tensor& self, const std::optional<at
           std::initializer_list<uint32_t> numbers) {
   const auto type = self.scalar_type();
   Call call{row, count, type, type, {}, numbers};
-  return draw(call, self, generator, self);
+  if (!draw(call, self, generator, self)) return false;
+  Window::current(self.device().index()).flush();
+  return true;
 }
 
 Tensor& uniform_(Tensor& self, double from, double to, std::optional<at::Generator> generator) {
