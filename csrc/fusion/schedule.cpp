@@ -1,17 +1,20 @@
-// Rule: order. A node goes into the earliest program that it fits and that none of its dependencies forbids; programs
-// run in order, and so do the nodes of one.
+// Rule: order. Each node starts a program of its own, which joins the programs of the nodes that it depends on, one after
+// the other, where it may; what is left joins programs of the same shape. Programs run in an order that dependencies
+// allow, and so do the nodes of one.
 //
-// A node fits a program if it walks through the same number of elements (for each member of a list), or through the
-// rows of a program that reduces. It depends on whoever wrote what it reads, and on whoever read or wrote what it
-// writes. Within a program that is possible for the same place alone (rule: overlap), or for a row value that full
-// values read back repeated along the columns, as in softmax. Column values are known when a program ends: who reads
-// them goes to a later one.
+// Two programs may join if both walk through the same number of elements (for each member of a list), or one of them
+// through the rows that the other one reduces; and if no third program stands between them. A node depends on whoever
+// wrote what it reads, and on whoever read or wrote what it writes. Within a program that is possible for the same place
+// alone (rule: overlap), or for a row value that full values read back repeated along the columns, as in softmax. Column
+// values are known when a program ends: who reads them goes to a later one.
 //
 // Reason: calls on other shapes in between must not cut a chain, or training loops that interleave layers would never
-// fuse.
+// fuse. Producers come first because a value that its consumer finds in the tile need not be written.
 #include "schedule.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 
 #include "rows.h"
 
@@ -19,49 +22,59 @@ namespace neuron::fusion {
 
 namespace {
 
-constexpr int kMaxNodes = 48;  // a program; its values must stay in cache
+constexpr size_t kMaxNodes = 48;  // a program; its values must stay in cache
 
+// That a node reads or writes an operand.
 struct Use {
-  uint16_t operand, group;
+  uint16_t operand, node;
   bool written;
-  Extent extent;
 };
 
 class Scheduler {
  public:
-  explicit Scheduler(const Graph& g) : g_(g), uses_(g.first_touch.size()) {}
+  explicit Scheduler(const Graph& g) : g_(g), uses_(g.first_touch.size()), before_(g.nodes.size()) {}
 
   std::vector<Group> run() {
     for (size_t n = 0; n < g_.nodes.size(); n++) {
-      const uint16_t at = choose(g_.nodes[n]);
-      groups_[at].nodes.push_back(static_cast<uint16_t>(n));
-      note(g_.nodes[n], at);
+      const auto id = static_cast<uint16_t>(n);
+      add(id);
+      for (uint16_t earlier : before_[n]) join(of_[earlier], of_[n]);
     }
-    return std::move(groups_);
+    for (uint16_t a = 0; a < groups_.size(); a++)
+      for (uint16_t b = a + 1; b < groups_.size(); b++)
+        if (!groups_[a].nodes.empty() && !groups_[b].nodes.empty()) join(a, b);
+    return in_order();
   }
 
  private:
-  // The first group that dependencies allow.
-  int earliest(const Node& node) const {
-    int first = 0;
+  // A group of one node, and whom the node depends on.
+  void add(uint16_t id) {
+    const Node& node = g_.nodes[id];
+    Group& group = groups_.emplace_back();
+    group.space = node.space;
+    group.nodes = {id};
+    if (node.reduces) {
+      group.row_space = node.row_space;
+      group.long_rows = g_.columns(node) > kMaxResidentCols;
+    }
+    of_.push_back(id);
+    std::vector<uint16_t>& before = before_[id];
     for (int i = 0; i < node.inputs; i++)
       visit(node.in[i], [&](const Use& u) {
-        if (!u.written) return;
-        if (u.operand == node.in[i])
-          first = std::max<int>(first, u.extent == Extent::column ? u.group + 1 : u.group);
-        else if (u.operand == g_.operands[node.in[i]].row && u.extent != Extent::column)
-          first = std::max<int>(first, repeats_in(u.group, node.in[i]) ? u.group : u.group + 1);
-        else if (!g_.apart(u.operand, node.in[i]))
-          first = std::max<int>(first, u.group + 1);
+        if (u.written && !g_.apart(u.operand, node.in[i])) before.push_back(u.node);
       });
     for (int i = 0; i < node.outputs; i++)
       visit(node.out[i], [&](const Use& u) {
-        if (u.operand == node.out[i])
-          first = std::max<int>(first, u.group);
-        else if (!g_.apart(u.operand, node.out[i]))
-          first = std::max<int>(first, u.group + 1);
+        if (!g_.apart(u.operand, node.out[i])) before.push_back(u.node);
       });
-    return first;
+    std::sort(before.begin(), before.end());
+    before.erase(std::unique(before.begin(), before.end()), before.end());
+    auto note = [&](uint16_t operand, bool written) {
+      for (int m = 0; m < g_.operands[operand].members; m++)
+        uses_[g_.place(operand, m).storage].push_back({operand, id, written});
+    };
+    for (int i = 0; i < node.inputs; i++) note(node.in[i], false);
+    for (int i = 0; i < node.outputs; i++) note(node.out[i], true);
   }
 
   template <class F>
@@ -70,60 +83,131 @@ class Scheduler {
       for (const Use& u : uses_[g_.place(operand, m).storage]) f(u);
   }
 
+  // Makes one group of two, if that may be.
+  void join(uint16_t a, uint16_t b) {
+    if (a == b) return;
+    if (a > b) std::swap(a, b);
+    Group joined;
+    if (groups_[a].nodes.size() + groups_[b].nodes.size() > kMaxNodes || !shape(groups_[a], groups_[b], joined)) return;
+    std::merge(groups_[a].nodes.begin(), groups_[a].nodes.end(), groups_[b].nodes.begin(), groups_[b].nodes.end(),
+               std::back_inserter(joined.nodes));
+    if (!dependencies_allow(joined, a, b) || !extents_agree(joined) || stands_between(a, b) || stands_between(b, a))
+      return;
+    for (uint16_t n : groups_[b].nodes) of_[n] = a;
+    groups_[a] = std::move(joined);
+    groups_[b].nodes.clear();
+  }
+
+  // The space and rows of two groups in one.
+  static bool shape(const Group& a, const Group& b, Group& joined) {
+    const bool same = a.space == b.space && (a.row_space == b.row_space || a.row_space == kNone || b.row_space == kNone);
+    const bool b_is_rows = a.row_space == b.space && b.row_space == kNone,
+               a_is_rows = b.row_space == a.space && a.row_space == kNone;
+    if (!same && !a_is_rows && !b_is_rows) return false;
+    joined.space = a_is_rows ? b.space : a.space;
+    joined.row_space = a.row_space == kNone ? b.row_space : a.row_space;
+    joined.long_rows = a.long_rows || b.long_rows;
+    return true;
+  }
+
+  bool dependencies_allow(const Group& joined, uint16_t a, uint16_t b) const {
+    for (uint16_t n : joined.nodes)
+      for (uint16_t earlier : before_[n])
+        if ((of_[earlier] == a || of_[earlier] == b) && !together(joined, g_.nodes[earlier], g_.nodes[n])) return false;
+    return true;
+  }
+
+  // Whether one program may run a node and a later one that depends on it.
+  bool together(const Group& g, const Node& first, const Node& then) const {
+    for (int o = 0; o < first.outputs; o++) {
+      const uint16_t out = first.out[o];
+      const bool column = extent_in(g, first, o, true) == Extent::column;
+      for (int i = 0; i < then.inputs; i++) {
+        const uint16_t in = then.in[i];
+        const bool same = out == in, row = out == g_.operands[in].row && repeats_in(g, in);
+        if (((!same && !row) || column) && !g_.apart(out, in)) return false;
+      }
+    }
+    for (int o = 0; o < then.outputs; o++) {
+      const uint16_t out = then.out[o];
+      for (int i = 0; i < first.inputs; i++)
+        if (first.in[i] != out && !g_.apart(first.in[i], out)) return false;
+      for (int i = 0; i < first.outputs; i++)
+        if (first.out[i] != out && !g_.apart(first.out[i], out)) return false;
+    }
+    return true;
+  }
+
   // Whether an operand that repeats along its fastest dim does so along the columns of a group.
-  bool repeats_in(int group, uint16_t operand) const {
-    const Group& g = groups_[group];
+  bool repeats_in(const Group& g, uint16_t operand) const {
     return g.row_space != kNone && !g.long_rows &&
            g_.operands[operand].repeats * g_.counts[g_.spaces[g.row_space].first] ==
                g_.counts[g_.spaces[g.space].first];
   }
 
-  bool fits(const Group& g, const Node& node) const {
-    if (g.nodes.size() >= kMaxNodes) return false;
-    if (node.reduces) return g.space == node.space && (g.row_space == kNone || g.row_space == node.row_space);
-    return g.space == node.space || g.row_space == node.space;
+  // In one group a place that is written has one extent: a row value is not read element by element, nor the other way
+  // round.
+  bool extents_agree(const Group& g) const {
+    if (g.row_space == kNone) return true;
+    std::vector<std::optional<Extent>> written(g_.operands.size());
+    for (uint16_t n : g.nodes)
+      for (int i = 0; i < g_.nodes[n].outputs; i++) {
+        std::optional<Extent>& e = written[g_.nodes[n].out[i]];
+        const Extent own = extent_in(g, g_.nodes[n], i, true);
+        if (e && *e != own) return false;
+        e = own;
+      }
+    for (uint16_t n : g.nodes)
+      for (int i = 0; i < g_.nodes[n].inputs; i++) {
+        const std::optional<Extent>& e = written[g_.nodes[n].in[i]];
+        if (e && *e != extent_in(g, g_.nodes[n], i, false)) return false;
+      }
+    return true;
   }
 
-  // In one group a place has one extent: a row value is not read element by element, nor the other way round.
-  bool extents_agree(int at, const Node& node) const {
-    if (groups_[at].row_space == kNone && !node.reduces) return true;
-    bool good = true;
-    auto check = [&](uint16_t operand, int index, bool output) {
-      visit(operand, [&](const Use& u) {
-        if (u.group == at && u.operand == operand && (u.written || output))
-          good &= u.extent == extent_in(groups_[at], node, index, output);
-      });
+  // Whether `to` depends on `from` by way of other groups.
+  bool stands_between(uint16_t from, uint16_t to) const {
+    std::vector<uint8_t> seen(groups_.size());
+    std::vector<uint16_t> open;
+    auto look = [&](uint16_t group) {
+      for (uint16_t n : groups_[group].nodes)
+        for (uint16_t earlier : before_[n]) {
+          const uint16_t g = of_[earlier];
+          if (seen[g] || (group == to && (g == from || g == to))) continue;
+          seen[g] = 1;
+          open.push_back(g);
+        }
     };
-    for (int i = 0; i < node.inputs; i++) check(node.in[i], i, false);
-    for (int i = 0; i < node.outputs; i++) check(node.out[i], i, true);
-    return good;
-  }
-
-  uint16_t choose(const Node& node) {
-    for (int at = earliest(node); at < static_cast<int>(groups_.size()); at++)
-      if (fits(groups_[at], node) && extents_agree(at, node)) return static_cast<uint16_t>(at);
-    groups_.emplace_back();
-    groups_.back().space = node.space;
-    return static_cast<uint16_t>(groups_.size() - 1);
-  }
-
-  void note(const Node& node, uint16_t at) {
-    Group& g = groups_[at];
-    if (node.reduces) {
-      g.row_space = node.row_space;
-      g.long_rows = g_.columns(node) > kMaxResidentCols;
+    look(to);
+    while (!open.empty()) {
+      const uint16_t g = open.back();
+      open.pop_back();
+      if (g == from) return true;
+      look(g);
     }
-    auto put = [&](uint16_t operand, int index, bool written) {
-      for (int m = 0; m < g_.operands[operand].members; m++)
-        uses_[g_.place(operand, m).storage].push_back({operand, at, written, extent_in(g, node, index, written)});
+    return false;
+  }
+
+  // The groups, each after those that it depends on; else as their first nodes were called.
+  std::vector<Group> in_order() {
+    std::vector<Group> order;
+    std::vector<uint8_t> done(groups_.size());
+    auto put = [&](auto&& self, uint16_t g) -> void {
+      if (done[g]) return;
+      done[g] = 1;
+      for (uint16_t n : groups_[g].nodes)
+        for (uint16_t earlier : before_[n]) self(self, of_[earlier]);
+      order.push_back(std::move(groups_[g]));
     };
-    for (int i = 0; i < node.inputs; i++) put(node.in[i], i, false);
-    for (int i = 0; i < node.outputs; i++) put(node.out[i], i, true);
+    for (uint16_t n = 0; n < of_.size(); n++) put(put, of_[n]);
+    return order;
   }
 
   const Graph& g_;
-  std::vector<Group> groups_;
-  std::vector<std::vector<Use>> uses_;  // by storage
+  std::vector<Group> groups_;                  // by their first nodes; those that joined an earlier one are empty
+  std::vector<uint16_t> of_;                   // the group of each node
+  std::vector<std::vector<Use>> uses_;         // by storage
+  std::vector<std::vector<uint16_t>> before_;  // nodes that each node depends on
 };
 
 }  // namespace
