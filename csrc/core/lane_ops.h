@@ -116,6 +116,7 @@ enum class Lane : uint8_t { f32, i32, any };  // any: bits of either kind
   X(uniform_bits, 1, any, i32, rng, true, "word i of Philox 4x32-10 at (seed, offset) = 4 lanes of a")              \
   X(div_add, 3, f32, f32, scalar_tensor_tensor, true, "c / (a + b), which is rounded")                              \
   X(exp_neg, 1, f32, f32, activation, false, "e^-a")                                                                \
+  X(exp_sub, 2, f32, f32, activation, false, "e^(a - b), each step rounded")                                        \
   X(swish, 2, f32, f32, activation, true, "a / (b + e^-a), each step rounded")                                      \
   X(swish_mul, 3, f32, f32, activation, true, "a / (b + e^-a) * c, each step rounded")
 // clang-format on

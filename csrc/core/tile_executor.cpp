@@ -218,8 +218,10 @@ class Execution {
                             4 +
                         64);
       const auto& values = program.values();
+      rows_of.resize(program.accesses().size());
       for (size_t v = 0; v < values.size(); v++) {
         vector[v] = 1;
+        places[v] = nullptr;
         pitch[v] = e.flat_ || values[v].extent == Extent::column ? 0 : e.cols_ * 4;
         if (values[v].from == TileProgram::Value::From::scalar) {
           const uint16_t i = values[v].index;
@@ -328,6 +330,7 @@ class Execution {
       const ValueId v = step.out;
       vector[v] = 1;
       pitch[v] = cols * 4;
+      places[v] = nullptr;
       char* to = const_cast<char*>(buffer(x.program_.values()[v]));
       if (a.contiguous() && is_lane_type(dtype)) {
         place[v] = a.base + begin * 4;
@@ -369,6 +372,16 @@ class Execution {
           return;
         }
       }
+      if (is_lane_type(dtype) && step.extent == Extent::full && rows > 1 && x.program_.values()[v].mapped &&
+          a.stride[last] == 1 && a.size[last] % cols == 0) {
+        std::vector<const char*>& row = rows_of[step.access];
+        row.clear();
+        for_runs(a, item, begin, n, [&](const char* p, int64_t, int64_t, int64_t run) {
+          for (; run > 0; run -= cols, p += cols * 4) row.push_back(p);
+        });
+        places[v] = row.data();
+        return;
+      }
       for_runs(a, item, begin, n, [&](const char* p, int64_t stride, int64_t at, int64_t run) {
         load_lanes(x.kernels_, dtype, p, stride, run, to + at * 4);
       });
@@ -380,11 +393,14 @@ class Execution {
       char* out = const_cast<char*>(place[step.out]);
       const char* in[3] = {out, out, out};
       int64_t per_row[3] = {0, 0, 0};
+      const char* const* rows_in[3] = {};
       int vectors = 0;
       bool by_rows = false;
       for (int k = 0; k < 3 && step.in[k] != TileProgram::kNone; k++) {
         const ValueId v = step.in[k];
         in[k] = place[v];
+        rows_in[k] = places[v];
+        by_rows |= places[v] != nullptr;
         if (step.extent == Extent::row) {
           vectors |= vector[v] << k;
           continue;
@@ -410,7 +426,9 @@ class Execution {
           std::memcpy(&ones[k], in[k], 4);
           in[k] = reinterpret_cast<const char*>(&ones[k]);
         }
-      kernel(out, in[0], in[1], in[2], vectors, {cols, begin, rows, out_pitch, {per_row[0], per_row[1], per_row[2]}});
+      kernel(
+          out, in[0], in[1], in[2], vectors,
+          {cols, begin, rows, out_pitch, {per_row[0], per_row[1], per_row[2]}, {rows_in[0], rows_in[1], rows_in[2]}});
     }
 
     // The tree of a reduction: pieces of kReduceChunk columns, then the pieces likewise.
@@ -497,8 +515,10 @@ class Execution {
     Execution& x;
     char* buffers;
     const char* place[TileProgram::kMaxValues];
-    uint8_t vector[TileProgram::kMaxValues];  // has a lane for each element, or each row of a row value
-    int64_t pitch[TileProgram::kMaxValues];   // of full values: bytes from row to row
+    uint8_t vector[TileProgram::kMaxValues];             // has a lane for each element, or each row of a row value
+    int64_t pitch[TileProgram::kMaxValues];              // of full values: bytes from row to row
+    const char* const* places[TileProgram::kMaxValues];  // of full values whose rows lie anywhere: where each is
+    std::vector<std::vector<const char*>> rows_of;       // of each access: what `places` points to
   };
 
   const TileProgram& program_;

@@ -53,6 +53,10 @@ ValueId TileProgram::map(LaneOp op, ValueId a, ValueId b, ValueId c) {
     column |= values_[v].extent == Extent::column;
   }
   step.extent = scalar ? extent_of_numbers_ : full ? Extent::full : column ? Extent::column : Extent::row;
+  // What has been computed is not computed again.
+  for (const Step& s : steps_)
+    if (s.kind == Step::Kind::map && s.op == op && s.extent == step.extent && std::equal(s.in, s.in + 3, step.in))
+      return s.out;
   if (step.extent == Extent::full && row) full_after_row_ = true;
   step.out = add(Value::From::step, step.extent, static_cast<uint16_t>(steps_.size()));
   steps_.push_back(step);
@@ -124,7 +128,10 @@ void TileProgram::store(uint16_t access, ValueId value) {
 void TileProgram::number_steps() {
   for (size_t i = 0; i < steps_.size(); i++) {
     for (ValueId v : steps_[i].in)
-      if (v != kNone) values_[v].last = static_cast<uint16_t>(i);
+      if (v != kNone) {
+        values_[v].last = static_cast<uint16_t>(i);
+        values_[v].mapped &= steps_[i].kind == Step::Kind::map && steps_[i].extent == Extent::full;
+      }
     const ValueId out = steps_[i].out;
     if (out == kNone) continue;
     values_[out].last = static_cast<uint16_t>(i);
@@ -142,11 +149,13 @@ void TileProgram::merge_pairs() {
   };
   using enum LaneOp;
   static constexpr Pair kPairs[] = {
-      {mul, add, 0, mul_add},       {mul, add, 1, mul_add},     {mul, sub, 0, mul_sub},    {mul, sub, 1, mul_rsub},
-      {mul, mul, 0, mul_mul},       {add, mul, 0, add_mul},     {add, mul, 1, add_mul},    {add, add, 0, add_add},
-      {add, add, 1, add_add},       {sub, mul, 0, sub_mul},     {sub, mul, 1, sub_mul},    {sub, add, 0, sub_add},
-      {sub, add, 1, sub_add},       {add, div, 1, div_add},     {neg, exp, 0, exp_neg},    {exp_neg, div_add, 0, swish},
-      {exp_neg, div_add, 1, swish}, {swish, mul, 0, swish_mul}, {swish, mul, 1, swish_mul}};
+      {mul, add, 0, mul_add},     {mul, add, 1, mul_add},       {mul, sub, 0, mul_sub},
+      {mul, sub, 1, mul_rsub},    {mul, mul, 0, mul_mul},       {add, mul, 0, add_mul},
+      {add, mul, 1, add_mul},     {add, add, 0, add_add},       {add, add, 1, add_add},
+      {sub, mul, 0, sub_mul},     {sub, mul, 1, sub_mul},       {sub, add, 0, sub_add},
+      {sub, add, 1, sub_add},     {add, div, 1, div_add},       {neg, exp, 0, exp_neg},
+      {sub, exp, 0, exp_sub},     {exp_neg, div_add, 0, swish}, {exp_neg, div_add, 1, swish},
+      {swish, mul, 0, swish_mul}, {swish, mul, 1, swish_mul}};
   std::vector<uint16_t> uses(values_.size());
   for (const Step& step : steps_)
     for (ValueId v : step.in)

@@ -31,9 +31,10 @@ class TileProgram {
   struct Value {
     enum class From : uint8_t { access, scalar, step } from;
     Extent extent;
-    uint16_t index;     // of the access, scalar or step
-    uint16_t slot = 0;  // buffer; after seal()
-    uint16_t last = 0;  // the last step or store that uses it; after seal()
+    uint16_t index;      // of the access, scalar or step
+    uint16_t slot = 0;   // buffer; after seal()
+    uint16_t last = 0;   // the last step or store that uses it; after seal()
+    bool mapped = true;  // all that use it are maps of full extent; after seal()
   };
   // What runs, in order: loads, operations, stores.
   struct Step {

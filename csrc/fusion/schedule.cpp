@@ -1,12 +1,12 @@
-// Rule: order. Each node starts a program of its own, which joins the programs of the nodes that it depends on, one after
-// the other, where it may; what is left joins programs of the same shape. Programs run in an order that dependencies
-// allow, and so do the nodes of one.
+// Rule: order. Each node starts a program of its own, which joins the programs of the nodes that it depends on, one
+// after the other, where it may; what is left joins programs of the same shape. Programs run in an order that
+// dependencies allow, and so do the nodes of one.
 //
 // Two programs may join if both walk through the same number of elements (for each member of a list), or one of them
 // through the rows that the other one reduces; and if no third program stands between them. A node depends on whoever
-// wrote what it reads, and on whoever read or wrote what it writes. Within a program that is possible for the same place
-// alone (rule: overlap), or for a row value that full values read back repeated along the columns, as in softmax. Column
-// values are known when a program ends: who reads them goes to a later one.
+// wrote what it reads, and on whoever read or wrote what it writes. Within a program that is possible for the same
+// place alone (rule: overlap), or for a row value that full values read back repeated along the columns, as in softmax.
+// Column values are known when a program ends: who reads them goes to a later one.
 //
 // Reason: calls on other shapes in between must not cut a chain, or training loops that interleave layers would never
 // fuse. Producers come first because a value that its consumer finds in the tile need not be written.
@@ -100,7 +100,8 @@ class Scheduler {
 
   // The space and rows of two groups in one.
   static bool shape(const Group& a, const Group& b, Group& joined) {
-    const bool same = a.space == b.space && (a.row_space == b.row_space || a.row_space == kNone || b.row_space == kNone);
+    const bool same =
+        a.space == b.space && (a.row_space == b.row_space || a.row_space == kNone || b.row_space == kNone);
     const bool b_is_rows = a.row_space == b.space && b.row_space == kNone,
                a_is_rows = b.row_space == a.space && a.row_space == kNone;
     if (!same && !a_is_rows && !b_is_rows) return false;

@@ -88,7 +88,7 @@ template <class In, class Out, class F, int Vectors, size_t... K>
 void rows_of(void* out, const char* const* in, const LaneRows& rows, std::index_sequence<K...> inputs) {
   for (int64_t r = 0; r < rows.rows; ++r)
     loop<In, Out, F, Vectors>(reinterpret_cast<Out*>(static_cast<char*>(out) + r * rows.out_pitch), rows.n, inputs,
-                              Input<In, (Vectors >> K & 1) != 0>(in[K] + r * rows.pitch[K])...);
+                              Input<In, (Vectors >> K & 1) != 0>(rows.input(K, in[K], r))...);
 }
 
 // An operation of Inputs inputs: one loop for each choice of which of them are vectors.
@@ -229,6 +229,7 @@ WIDE3(sub_mul, one_nan((a - b) * c))
 WIDE3(sub_add, one_nan((a - b) + c))
 WIDE3(div_add, one_nan(c / (a + b)))
 WIDE1(exp_neg, math::exp(-a))
+WIDE2(exp_sub, math::exp(one_nan(a - b)))
 WIDE2(swish, one_nan(a / (b + math::exp(-a))))
 WIDE3(swish_mul, one_nan(a / (b + math::exp(-a)) * c))
 WIDE1(neg, -a)
@@ -306,8 +307,7 @@ void angle_row(void* out, const void* a, int vectors, int64_t n) {
 template <float (*Near)(float), double (*Far)(double)>
 void angle(void* out, const void* a, const void*, const void*, int vectors, const LaneRows& rows) {
   for (int64_t r = 0; r < rows.rows; ++r)
-    angle_row<Near, Far>(static_cast<char*>(out) + r * rows.out_pitch, static_cast<const char*>(a) + r * rows.pitch[0],
-                         vectors, rows.n);
+    angle_row<Near, Far>(static_cast<char*>(out) + r * rows.out_pitch, rows.input(0, a, r), vectors, rows.n);
 }
 
 // ---- random bits ---------------------------------------------------------------------------------------------------
@@ -389,8 +389,7 @@ void uniform_row(uint32_t* out, const uint32_t* seed, int64_t n, int64_t index) 
 void uniform_bits(void* out, const void* a, const void*, const void*, int, const LaneRows& rows) {
   for (int64_t r = 0; r < rows.rows; ++r)
     uniform_row(reinterpret_cast<uint32_t*>(static_cast<char*>(out) + r * rows.out_pitch),
-                reinterpret_cast<const uint32_t*>(static_cast<const char*>(a) + r * rows.pitch[0]), rows.n,
-                rows.index + r * rows.n);
+                reinterpret_cast<const uint32_t*>(rows.input(0, a, r)), rows.n, rows.index + r * rows.n);
 }
 
 // ---- reductions ----------------------------------------------------------------------------------------------------
@@ -472,7 +471,7 @@ LaneKernels make() {
   OP(iminimum) OP(ieq) OP(ine) OP(ilt) OP(ile) OP(igt) OP(ige) OP(iand) OP(ior) OP(ixor) OP(neg) OP(abs) OP(sign)
   OP(sqrt) OP(rsqrt) OP(reciprocal) OP(exp2) OP(expm1) OP(log2) OP(log10) OP(log1p)
   OP(erfc) OP(asin) OP(acos) OP(atan) OP(sinh) OP(cosh) OP(floor) OP(ceil) OP(trunc) OP(round)
-  OP(mul_add) OP(mul_sub) OP(mul_rsub) OP(mul_mul) OP(add_mul) OP(add_add) OP(sub_mul) OP(sub_add) OP(div_add) OP(exp_neg) OP(swish) OP(swish_mul)
+  OP(mul_add) OP(mul_sub) OP(mul_rsub) OP(mul_mul) OP(add_mul) OP(add_add) OP(sub_mul) OP(sub_add) OP(div_add) OP(exp_neg) OP(exp_sub) OP(swish) OP(swish_mul)
   OP(isnan) OP(isinf) OP(ineg) OP(iabs) OP(isign) OP(inot) OP(iszero) OP(iremainder) OP(ifmod) OP(ifloor_div)
   OP(itrunc_div) OP(to_float) OP(to_int) OP(nonzero) OP(inonzero) OP(round_bf16) OP(round_f16) OP(wrap_i8) OP(wrap_u8)
   // clang-format on

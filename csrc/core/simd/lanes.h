@@ -13,6 +13,11 @@ struct LaneRows {
   int64_t index = 0;  // of the first element in the tensor, for uniform_bits
   int64_t rows = 1;
   int64_t out_pitch = 0, pitch[3] = {0, 0, 0};
+  const char* const* places[3] = {};  // where each row of an input is, if they do not lie a pitch apart
+
+  const char* input(int k, const void* first, int64_t row) const {
+    return places[k] ? places[k][row] : static_cast<const char*>(first) + row * pitch[k];
+  }
 };
 
 struct LaneKernels {
