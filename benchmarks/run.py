@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-SUITES = ["device", "fusion"]
+SUITES = ["device", "fusion", "costs"]
 
 
 def main(names: list[str]) -> None:

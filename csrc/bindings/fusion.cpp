@@ -1,9 +1,14 @@
 // What Python sees of fusion: counters, the log of programs, and the observer of `torchneuron explain`.
 #include "fusion.h"
 
+#include <chrono>
+
+#include "fusion/cache.h"
 #include "fusion/log.h"
 #include "fusion/observer.h"
 #include "fusion/stats.h"
+#include "fusion/window.h"
+#include "runtime/device.h"
 
 namespace py = pybind11;
 
@@ -73,6 +78,19 @@ void set_fusion_observer(py::object recorded, py::object closed) {
   if (on) fusion::set_observer(&observer);
 }
 
+// Seconds of making a plan of what is pending on the current device, and of finding a known one.
+py::tuple window_costs(int repeats) {
+  const auto [graph, live] = fusion::Window::current(current_device()).pending();
+  TORCH_CHECK(!graph.nodes.empty(), "nothing is pending: call fusible operators first");
+  auto mean_of = [&](auto f) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < repeats; i++) f();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / repeats;
+  };
+  const double make = mean_of([&] { fusion::fuse(graph, live); });
+  return py::make_tuple(make, mean_of([&] { fusion::find_or_fuse(graph, live); }));
+}
+
 }  // namespace
 
 void bind_fusion(py::module_& m) {
@@ -80,6 +98,7 @@ void bind_fusion(py::module_& m) {
   m.def("reset_fusion_stats", &reset_fusion_stats);
   m.def("set_program_listener", &set_program_listener);
   m.def("set_fusion_observer", &set_fusion_observer);
+  m.def("window_costs", &window_costs);
 }
 
 }  // namespace neuron

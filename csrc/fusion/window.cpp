@@ -211,6 +211,13 @@ void Window::settle(const c10::StorageImpl& storage) {
     queue_.wait(queue_.enqueued());
 }
 
+std::pair<Graph, std::vector<uint8_t>> Window::pending() {
+  std::lock_guard lock(recording_);
+  std::vector<uint8_t> live;
+  for (const Held& h : open_.held) live.push_back(h.strong ? h.strong.use_count() > 1 : !h.weak.expired());
+  return {open_.graph, live};
+}
+
 std::vector<ProgramFacts> Window::run(Batch& batch) {
   const size_t n = batch.held.size();
   std::vector<uint8_t> live(n);

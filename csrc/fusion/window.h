@@ -90,6 +90,8 @@ class Window final : public Deferred {
   // Gives away what this thread recorded since the window was closed for the `closed`th time, instead of running it:
   // the caller runs it. False, and nothing is given, if the window was closed again, or holds nothing.
   bool take(uint64_t closed, Batch& batch);
+  // What is pending now, and which storages somebody holds; for measurements.
+  std::pair<Graph, std::vector<uint8_t>> pending();
   uint64_t times_closed() const { return times_closed_.load(std::memory_order_acquire); }
 
  private:
