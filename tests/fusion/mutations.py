@@ -52,7 +52,7 @@ MUTATIONS = [
         {"key = hash(graph, live);": "key = graph.nodes.size();", "it->second.live == live": "true",
          "it->second.signature == graph.signature": "it->second.signature.size() == graph.signature.size()"},
     ),
-    Mutation("placement", "schedule.cpp", {"if (!u.written) return;": "return;"}),
+    Mutation("placement", "schedule.cpp", {"((!same && !row) || column) && !g_": "column && !g_"}),
     Mutation("liveness", "fuser.cpp", {"if (overwritten) return false;": "return false;"}),
     Mutation("order", "window.cpp", {"if (overwritten) {": "if (true) {"}),
     Mutation("fusible", "record.cpp", {"const bool whole = !given ||": "const bool whole = true ||"}),

@@ -50,7 +50,7 @@ addcdiv_ lerp_ masked_fill_""".split()
 IN_PLACE_INTEGER = "add_ sub_ mul_ copy_ fill_ zero_ clamp_ neg_ abs_ masked_fill_".split()
 REDUCTIONS = "sum mean amax amin prod var std norm any all argmax logsumexp".split()
 ROWS = "softmax log_softmax layer_norm rms_norm group_norm batch_norm".split()
-LIBRARY = "matmul cumsum sort flip roll gather".split()
+LIBRARY = "matmul cumsum sort flip roll gather cat cat".split()
 FOREACH = "add mul div sqrt neg lerp addcmul addcdiv".split()
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"]
 
@@ -400,6 +400,10 @@ class Program:
         if name == "gather":
             index = torch.zeros(t.shape, dtype=torch.int64, device=DEVICE)
             return self.keep(t.gather(-1, index))
+        if name == "cat":
+            dim = self.random.randrange(t.dim())
+            parts = [t, t * 2, t.narrow(dim, 0, self.random.randint(1, t.shape[dim]))]
+            return self.keep(torch.cat(self.random.sample(parts, self.random.randint(1, 3)), dim))
         extra = {"cumsum": (-1,), "sort": (), "flip": ((-1,),), "roll": (1, 0)}[name]
         self.keep(getattr(torch, name)(t, *extra))
 
