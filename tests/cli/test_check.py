@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 import types
 
@@ -133,6 +134,12 @@ except ImportError:
     pass
 assert model.weight.device == x.device == y.device
 """
+
+
+def test_package_that_is_imported_already_is_found(write, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xformers", types.ModuleType("xformers"))
+    report = check(str(write("import torch\nimport xformers\n")), [])
+    assert cuda(report) == {"import xformers": [2]}
 
 
 def test_cuda_script_runs_and_each_use_is_found(write, monkeypatch, tmp_path):

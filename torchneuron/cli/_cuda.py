@@ -5,9 +5,9 @@ For the time of a check only. Nothing here is loaded otherwise.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
-import importlib.abc
 import re
 import sys
 import types
@@ -193,17 +193,12 @@ class Watch(TorchFunctionMode):
         args, kwargs = self._arguments("init_process_group", args, kwargs)
         return original(backend, *args, **kwargs)
 
-    def _finder(self) -> importlib.abc.MetaPathFinder:
-        watch = self
-
-        class Finder(importlib.abc.MetaPathFinder):
-            """Notes imports of packages that need CUDA, and leaves the import itself to others."""
-
-            def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-                if name in PACKAGES and not _where.is_internal(_asking_file()):
-                    watch.note(f"import {name}", PACKAGES[name])
-
-        return Finder()
+    def _import(self, original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+        """What `import` calls. PyTorch may have imported the package already (triton is part of its CUDA builds)."""
+        package = name.partition(".")[0]
+        if package in PACKAGES and not _where.is_internal(_asking_file()):
+            self.note(f"import {package}", PACKAGES[package])
+        return original(name, *args, **kwargs)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Watch]:
@@ -223,9 +218,7 @@ class Watch(TorchFunctionMode):
             for name, module in list(sys.modules.items()):
                 if (name == "torch.cuda" or name.startswith("torch.cuda.")) and type(module) is types.ModuleType:
                     replace(module, "__class__", watched)
-            finder = self._finder()
-            sys.meta_path.insert(0, finder)
-            stack.callback(sys.meta_path.remove, finder)
+            replace(builtins, "__import__", functools.partial(self._import, builtins.__import__))
             stack.enter_context(self)
             yield self
 
