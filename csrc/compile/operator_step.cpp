@@ -197,14 +197,11 @@ Fusion fusion_of(const c10::OperatorHandle& op) {
   if (name.name.rfind("aten::", 0) != 0 || op.hasTag(at::Tag::nondeterministic_seeded) || is_library_operator(name))
     return Fusion::none;
   if (is_view(op)) return Fusion::view;
-  static const std::unordered_set<std::string> moves = {"aten::clone",         "aten::copy",
-                                                        "aten::_to_copy",      "aten::copy_",
-                                                        "aten::zeros_like",    "aten::ones_like",
-                                                        "aten::full_like",     "aten::zeros",
-                                                        "aten::ones",          "aten::full",
-                                                        "aten::new_zeros",     "aten::new_ones",
-                                                        "aten::new_full",      "aten::select_backward",
-                                                        "aten::slice_backward"};
+  static const std::unordered_set<std::string> moves = {
+      "aten::cat",           "aten::clone",     "aten::copy",      "aten::_to_copy", "aten::copy_",
+      "aten::zeros_like",    "aten::ones_like", "aten::full_like", "aten::zeros",    "aten::ones",
+      "aten::full",          "aten::new_zeros", "aten::new_ones",  "aten::new_full", "aten::select_backward",
+      "aten::slice_backward"};
   if (moves.count(name.name)) return Fusion::program;
   const OpRow* row = find_row(name.name);
   const bool own = op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);

@@ -14,7 +14,7 @@ namespace neuron::fusion {
 namespace {
 
 constexpr int64_t kLeastRun = 16;
-constexpr size_t kMostParts = 16;
+constexpr size_t kMostParts = 8;
 
 constexpr Row r_cat{.name = "cat", .lower = [](Lowering& l, const Row&) { l.out(0, l.in(0)); }, .overwrites = true};
 

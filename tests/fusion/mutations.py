@@ -24,6 +24,10 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+# An editable installation finds its own package before the path is searched: not in the processes of a copy.
+SITE = """import sys
+sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("_editable")]
+"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class Copy:
             if not to.exists() or to.read_bytes() != (ROOT / name).read_bytes():
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, to)
+        (folder / "sitecustomize.py").write_text(SITE)
         if not (folder / "build/build.ninja").exists():
             pybind11 = subprocess.check_output([sys.executable, "-m", "pybind11", "--cmakedir"], text=True).strip()
             settings = {"CMAKE_BUILD_TYPE": "Release", "Python_EXECUTABLE": sys.executable, "pybind11_DIR": pybind11}
@@ -97,13 +102,25 @@ class Copy:
             shutil.copy2(library, new)
             new.replace(self.folder / "torchneuron" / library.name)
 
+    def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Python with the copy's package."""
+        environment = os.environ | {"PYTHONPATH": str(self.folder)}
+        command = [sys.executable, *(str(a) for a in arguments)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environment)
+
+    def check(self) -> None:
+        """That the copy is what runs, and that it is sound before it is broken."""
+        where = self.run("-c", "import torch, torchneuron._C as c; print(c.__file__)").stdout.strip()
+        if Path(where).parent != self.folder / "torchneuron":
+            raise RuntimeError(f"the copy runs {where}, not its own build in {self.folder}")
+        if found := self.caught(250):
+            raise RuntimeError(f"the copy fails before any rule is broken: {found}")
+
     def caught(self, programs: int, step: int = 250) -> str:
         """What gave the mutation away; empty if nothing did."""
         script = self.folder / "tests/fusion/programs.py"
         for first in range(0, programs, step):
-            command = [sys.executable, str(script), "--first", str(first), "--count", str(step)]
-            environment = os.environ | {"PYTHONPATH": str(self.folder)}
-            done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environment)
+            done = self.run(script, "--first", first, "--count", step)
             if done.returncode:
                 lines = (done.stdout + done.stderr).splitlines()
                 found = [line for line in lines if re.match(r"program \d+ differs|RuntimeError", line)]
@@ -120,6 +137,7 @@ def main() -> int:
     print(f"building the copy in {args.folder}", flush=True)
     copy = Copy(args.folder)
     copy.build()
+    copy.check()
     missed = []
     for mutation in MUTATIONS:
         if args.rules and mutation.rule not in args.rules:
