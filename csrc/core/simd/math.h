@@ -288,5 +288,10 @@ inline double sin_wide(double x, int quarter) {
 inline float sin_any(float x) { return static_cast<float>(sin_wide(x, 0)); }
 inline float cos_any(float x) { return static_cast<float>(sin_wide(x, 1)); }
 inline float tan_any(float x) { return static_cast<float>(sin_wide(x, 0) / sin_wide(x, 1)); }
+// Angles too large for the vector form take libm's.
+template <float (*Near)(float), double (*Far)(double)>
+inline float any_angle(float x) {
+  return std::fabs(x) < kReducible ? Near(x) : static_cast<float>(Far(x));
+}
 
 }  // namespace neuron::NEURON_LEVEL::math
