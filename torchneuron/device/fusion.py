@@ -61,7 +61,7 @@ class _Recorder:
 
         for run in runs:
             program = source.Program.of((name for name, _ in calls), structure, run)
-            if program.rows * program.columns == 0:
+            if not program.writes:
                 continue
             if program.key not in self.programs:
                 printed, reason = None, ""

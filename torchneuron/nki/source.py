@@ -175,6 +175,7 @@ SIMULATOR_ONLY = ("divide", "fmod", "mod")
 PARTITIONS = 128
 PIECE = 4096  # columns that one reduction step takes (kReduceChunk)
 CHUNK = 32  # rows that one accumulation step takes (Accumulation::kRows)
+MIN_CYCLES = 64  # of an instruction, as a number of columns
 FLAT_COLUMNS = 2048  # of a tile of a program without rows
 SBUF_BYTES = 172 * 1024  # of a partition that tiles may take: what trn1, the smallest, leaves to kernels
 MAX_DIMS = 6
@@ -244,6 +245,11 @@ class Program:
             tuple(operators), rows, columns, structure["has_rows"], accesses, tuple(structure["values"]),
             tuple(Step(*s) for s in structure["steps"]), tuple(structure["constants"]), tuple(numbers),
         )  # fmt: skip
+
+    @property
+    def writes(self) -> bool:
+        """Whether it leaves anything behind."""
+        return self.rows * self.columns > 0 and any(s.kind == "store" for s in self.steps)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -356,9 +362,9 @@ def _flat_space(program: Program, width: int) -> Space:
                 continue  # a slice of the columns would not be one pattern
             rows = _sizes({b // columns for b in chain if b >= columns}, n // columns)
             tile = min(columns, width)
-            cost = Blocks(tuple(rows)).count * -(-columns // width) * (64 + tile)
-            if best is None or cost < best[0]:
-                best = cost, columns, rows
+            cost = Blocks(tuple(rows)).count * -(-columns // width) * max(MIN_CYCLES, tile)
+            if best is None or (cost, -columns) < best[0]:
+                best = (cost, -columns), columns, rows
     _, columns, rows = best
     return Space(n // columns, columns, rows, _sizes({b for b in chain if b < columns}, columns),
                  min(columns, width), copied)  # fmt: skip
@@ -585,7 +591,7 @@ class Printer:
             dtype = "nl.float32" if lane == "f32" else "nl.int32"
             name = self.constants.setdefault((text, dtype), f"k{len(self.constants)}")
             text = f"{name}[0:{at.rows}]"
-        return f"{text}.broadcast(1, {at.columns})" if full and v.form != "full" else text
+        return f"{text}.broadcast(1, {at.columns})" if full and v.form != "full" and at.columns != "1" else text
 
     def _map(self, s: Step, at: Block) -> None:
         if s.op == "copy":
