@@ -33,7 +33,7 @@ INTEGERS = [0, 1, -1, 2, 7, -7, 127, -128, 255, 1000, -(2**31), 2**31 - 1, -(2**
 
 # Calls by lane operation that they show.
 UNARY = (
-    "neg abs sign sqrt rsqrt reciprocal exp exp2 log tanh sigmoid erf sin cos tan atan floor ceil trunc round frac "
+    "neg abs sign sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p tanh sigmoid erf sin cos tan atan floor ceil trunc round frac "
     "logical_not isnan isinf relu"
 ).split()
 BINARY = (
@@ -116,7 +116,7 @@ def test_merged_operations(names):
         check(function, a, b, b.roll(7), steps=False)
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu", "hardswish", "hardsigmoid", "leaky_relu", "relu6", "tanhshrink"])
+@pytest.mark.parametrize("name", "silu gelu mish softplus elu hardswish hardsigmoid leaky_relu relu6".split())
 def test_activations(name):
     check(getattr(F, name), many(torch.float32))
     check(lambda x, y: getattr(F, name)(x) * y, randn(900), randn(900, seed=1))
@@ -184,6 +184,7 @@ POINTWISE = {
     ),
     "numbers": (lambda x: (x * 0.1 + 3).clamp(-1, 1.5), randn(777)),
     "integer numbers": (lambda x: (x + 123456789).bitwise_xor(0x55555555).clamp(-(10**8), 10**8), integers(777)),
+    "zeros of two types": (lambda x, i: (F.relu(x), i.zero_()), randn(50), integers(50)),
     "in place": (lambda x, y: x.mul_(2).add_(y), randn(300), randn(300)),
     "a part in place": (lambda x, y: x[1:].mul_(y), randn(30, 20), randn(20)),
     "out of a part": (lambda x, y: torch.add(x[:, :5], 1, out=y[:, 2:7]), randn(30, 20), randn(30, 9)),
@@ -251,6 +252,10 @@ LAYERS = {
     "masked softmax": (lambda x: x.masked_fill(x > 2, -float("inf")).softmax(-1), randn(70, 300)),
     "cross entropy": (lambda x: F.cross_entropy(x, LABELS.to("neuron")), randn(70, 300)),
     "silu, bias": (lambda x, b: F.silu(x + b), randn(700, 30), randn(30)),
+    "binary cross entropy": (
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+        *(randn(70, 300), randn(70, 300, seed=1)),
+    ),
     "mse": (F.mse_loss, randn(70, 300), randn(70, 300, seed=1)),
 }
 
@@ -281,7 +286,14 @@ def test_optimizers():
         m.mul_(0.9).add_(g)
         p.add_(m, alpha=-0.01)
 
+    def adamw(*tensors):
+        parameters, gradients, first, second, steps = (list(tensors[i::5]) for i in range(5))
+        torch._fused_adamw_(parameters, gradients, first, second, [], steps, lr=1e-3, beta1=0.9, beta2=0.999,
+                            weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False)  # fmt: skip
+
     check(sgd, randn(300), randn(300, seed=1), randn(300, seed=2))
+    tensors = [randn(n, seed=k).abs() if k else randn(n) for n in (300, 7) for k in range(4)]
+    check(adamw, *tensors[:4], torch.tensor(3.0), *tensors[4:], torch.tensor(9.0))
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
@@ -303,6 +315,9 @@ def test_tiles_fit_the_smallest_target(monkeypatch):
 
     check(wide_rows, *(randn(3, 6000, seed=i) for i in range(12)), steps=False)
     check(lambda x: x.softmax(-1), randn(2, 60000), steps=False)
+    for function in (torch.expm1, torch.log1p, torch.log2, torch.log10):
+        check(function, randn(300000), steps=False)
+    check(lambda x: F.dropout(x, 0.4), randn(300000), steps=False)
 
 
 def test_what_has_no_form_is_named():

@@ -96,7 +96,11 @@ OPERATIONS: dict[str, Operation] = {
     "reciprocal": Operation("nl.reciprocal({0})"),
     "exp": Operation("nl.exp({0})"),
     "exp2": Operation("nl.power(2.0, {0})"),
+    "expm1": Operation("expm1({0})", TILES, 24),
     "log": Operation("nl.log({0})"),
+    "log2": Operation("log2({0})", TILES, 24),
+    "log10": Operation("log10({0})", TILES, 24),
+    "log1p": Operation("log1p({0})", TILES, 24),
     "tanh": Operation("nl.tanh({0})"),
     "sigmoid": Operation("nl.sigmoid({0})"),
     "erf": Operation("nl.erf({0})"),
@@ -163,10 +167,9 @@ ACCUMULATIONS = {
 }
 
 # Lane operations that NKI has no way to: no sequence of its fp32 instructions rounds as they do.
-_DOUBLE = "it is computed in double precision, which NKI has not"
 _LIBRARY = "it is the C library's function, which NKI has not"
 MISSING: dict[str, str] = {
-    **dict.fromkeys(("expm1", "log1p", "log2", "log10", "erfc"), _DOUBLE),
+    "erfc": "it is computed in double precision, which NKI has not",
     **dict.fromkeys(("asin", "acos", "atan2", "sinh", "cosh"), _LIBRARY),
 }
 # Functions of nl that the API has and that Neuron devices refuse: they run in simulators alone.
@@ -496,6 +499,8 @@ class Printer:
         self.p = program
         self.lanes = self._lanes()
         self.names: dict[int, Named] = {}
+        self.copies: dict[int, int] = {}  # values that are other values
+        self.used: dict[int, str] = {}  # what each number is used as
         self.constants: dict[tuple[str, str], str] = {}  # (text, type) -> name of a [128, 1] tile
         self.lines: list[str] = []
         self.depth = 1
@@ -508,28 +513,41 @@ class Printer:
         self.memories = self._memories()
 
     # ---- what the text depends on
+    def _is_number(self, v: int) -> bool:
+        return self.p.values[v][0] in ("scalar", "constant")
+
+    def _lane_of_access(self, access: int) -> str:
+        return "i32" if self.p.accesses[access].integer else "f32"
+
     def _lanes(self) -> list[str]:
-        """f32 or i32 of each value."""
-        p, lanes = self.p, ["any"] * len(self.p.values)
-        for _ in range(2):  # numbers take the type of who uses them
-            for s in p.steps:
-                wanted, given = (
-                    _core.LANE_OPS[s.op][1:3] if s.kind in ("map", "reduce", "accumulate") else ("any", "any")
-                )
-                if s.kind == "load":
-                    given = "i32" if p.accesses[s.access].integer else "f32"
-                elif s.kind == "store":
-                    wanted = "i32" if p.accesses[s.access].integer else "f32"
-                same = s.inputs[1:] if s.op == "select" else s.inputs[:1]
-                if given == "any":
-                    given = next((lanes[v] for v in same if lanes[v] != "any"), lanes[s.out] if s.out else "any")
-                if s.out is not None:
-                    lanes[s.out] = given
+        """f32 or i32 of each value; numbers are what each use of them wants."""
+        self.lanes = ["any"] * len(self.p.values)
+        for _ in range(2):  # selections among numbers take the type of who uses them
+            for s in self.p.steps:
+                if s.out is not None and self.lanes[s.out] == "any":
+                    self.lanes[s.out] = self._lane_of_result(s)
                 for k, v in enumerate(s.inputs):
-                    if lanes[v] == "any":
-                        index = (s.op == "select" and k == 0) or (s.kind in ("gather", "scatter") and k == 1)
-                        lanes[v] = "i32" if index or s.op == "uniform_bits" else given if wanted == "any" else wanted
-        return lanes
+                    if self.lanes[v] == "any" and not self._is_number(v):
+                        self.lanes[v] = self._lane_of_use(s, k)
+        return self.lanes
+
+    def _lane_of_result(self, s: Step) -> str:
+        if s.kind == "load":
+            return self._lane_of_access(s.access)
+        if s.kind in ("map", "reduce", "accumulate") and _core.LANE_OPS[s.op][2] != "any":
+            return _core.LANE_OPS[s.op][2]
+        same = s.inputs[1:] if s.op == "select" else s.inputs[:1]
+        return next((self.lanes[v] for v in same if not self._is_number(v) and self.lanes[v] != "any"), "any")
+
+    def _lane_of_use(self, s: Step, k: int) -> str:
+        """What a step takes its input k as."""
+        if s.kind == "store":
+            return self._lane_of_access(s.access)
+        if k == 0 and s.op == "select" or k == 1 and s.kind in ("gather", "scatter"):
+            return "i32"
+        if s.kind in ("map", "reduce", "accumulate") and _core.LANE_OPS[s.op][1] != "any":
+            return _core.LANE_OPS[s.op][1]
+        return self.lanes[s.out]
 
     def _live_tiles(self) -> int:
         """The most tiles of full extent that are live at once."""
@@ -571,18 +589,20 @@ class Printer:
         return found
 
     # ---- values
-    def _number(self, v: int) -> str:
-        """The text of a number."""
+    def _value(self, s: Step, k: int) -> Named:
+        """Input k of a step."""
+        v = s.inputs[k]
+        v = self.copies.get(v, v)
+        if not self._is_number(v):
+            return self.names[v]
         kind, _, index = self.p.values[v]
-        if kind == "scalar":
-            return f"s{index}"
-        bits = self.p.constants[index]
-        return _float_text(bits) if self.lanes[v] == "f32" else str(_signed(bits))
-
-    def _value(self, v: int) -> Named:
-        if self.p.values[v][0] in ("scalar", "constant"):
-            return Named(self._number(v), "number")
-        return self.names[v]
+        lane = self._lane_of_use(s, k)
+        if kind == "constant":
+            bits = self.p.constants[index]
+            return Named(_float_text(bits) if lane == "f32" else str(_signed(bits)), "number")
+        if s.op != "uniform_bits" and self.used.setdefault(index, lane) != lane:
+            raise NoNkiForm(f"number s{index} is used both as fp32 and as an integer by {' '.join(self.p.operators)}")
+        return Named(f"s{index}", "number")
 
     def _tile(self, v: Named, lane: str, full: bool, at: Block) -> str:
         """A value as a tile."""
@@ -593,9 +613,13 @@ class Printer:
             text = f"{name}[0:{at.rows}]"
         return f"{text}.broadcast(1, {at.columns})" if full and v.form != "full" and at.columns != "1" else text
 
+    def _input(self, s: Step, k: int, full: bool, at: Block) -> str:
+        """Input k of a step as a tile."""
+        return self._tile(self._value(s, k), self._lane_of_use(s, k), full, at)
+
     def _map(self, s: Step, at: Block) -> None:
         if s.op == "copy":
-            self.names[s.out] = self._value(s.inputs[0])
+            self.copies[s.out] = self.copies.get(s.inputs[0], s.inputs[0])
             return
         if s.op not in OPERATIONS:
             raise NoNkiForm(
@@ -603,11 +627,11 @@ class Printer:
                 f"{MISSING.get(s.op, 'nobody wrote one')}; step v{s.out} of {' '.join(self.p.operators)}"
             )
         row = OPERATIONS[s.op]
-        values = [self._value(v) for v in s.inputs]
+        values = [self._value(s, k) for k in range(len(s.inputs))]
         full = any(v.form == "full" for v in values)
         texts = []
-        for k, (v, number) in enumerate(zip(s.inputs, values)):
-            lane = self.lanes[v]
+        for k, number in enumerate(values):
+            lane = self._lane_of_use(s, k)
             if row.inputs == SCALARS:
                 alone = len(values) == 1 or re.search(r"\(\{0\}\)", row.text) or values[1].form == "number"
                 tile = k == 0 and number.form == "number" and alone
@@ -694,8 +718,7 @@ class Printer:
 
     def _store(self, s: Step, at: Block) -> None:
         place, _, _ = self._place(s.access, at)
-        v, lane = self._value(s.inputs[0]), "i32" if self.p.accesses[s.access].integer else "f32"
-        self._write(f"nl.store({place}, {self._tile(v, lane, s.extent != 'row', at)})")
+        self._write(f"nl.store({place}, {self._input(s, 0, s.extent != 'row', at)})")
 
     # ---- steps
     def _reduction(self, s: Step) -> Reduction:
@@ -703,10 +726,7 @@ class Printer:
 
     def _reduced(self, s: Step, at: Block) -> list[str]:
         """The inputs of a reduction as tiles."""
-        tiles = [self._tile(self._value(s.inputs[0]), self.lanes[s.inputs[0]], True, at)]
-        if s.kind == "gather":
-            tiles.append(self._tile(self._value(s.inputs[1]), "i32", True, at))
-        return tiles
+        return [self._input(s, k, True, at) for k in range(len(s.inputs))]
 
     def _step(self, s: Step, at: Block) -> None:
         """A step of a block whose rows are whole, or one that is no reduction."""
@@ -717,12 +737,11 @@ class Printer:
         elif s.kind == "map":
             self._map(s, at)
         elif s.kind == "scatter":
-            tiles = [self._tile(self._value(v), self.lanes[v], True, at) for v in s.inputs]
-            column = at.column or "0"
-            self._let(s.out, f"scatter({tiles[0]}, {tiles[1]}, {column})", True)
+            tiles = [self._input(s, k, True, at) for k in range(2)]
+            self._let(s.out, f"scatter({tiles[0]}, {tiles[1]}, {at.column})", True)
         elif s.kind == "accumulate":
             op, text, _ = ACCUMULATIONS[s.op]
-            tile = text.format(self._tile(self._value(s.inputs[0]), "f32", True, at))
+            tile = text.format(self._input(s, 0, True, at))
             self._write(f"add_rows({op}, {tile}, c{s.out}, {_sum(*at.row)}, {at.column})")
         else:
             row = self._reduction(s)
@@ -825,7 +844,7 @@ class Printer:
             first = self._for("piece", n, piece)
             length = self._count("length", piece, n, first)
             for s in reductions:
-                dtype = "int32" if self.lanes[s.inputs[0]] == "i32" else "float32"
+                dtype = "int32" if self._lane_of_use(s, 0) == "i32" else "float32"
                 self._write(f"piece{s.out} = nl.ndarray(({at.rows}, {length}), dtype=nl.{dtype}, buffer=nl.sbuf)")
             depth = self.depth
         block = self._columns(at, first, piece if in_pieces else n, width, n)
@@ -917,16 +936,12 @@ class Printer:
         return Source(_name(self.p), "\n".join(parts), memories, numbers)
 
     def _numbers(self) -> tuple[tuple[str, float | int], ...]:
-        lanes: dict[int, set[str]] = {}
-        for v, (kind, _, index) in enumerate(self.p.values):
-            if kind == "scalar":
-                lanes.setdefault(index, set()).add(self.lanes[v])
         words = {self.p.values[s.inputs[0]][2] + i for s in self.p.steps if s.op == "uniform_bits" for i in range(4)}
         found: list[tuple[str, float | int]] = []
         for index, bits in enumerate(self.p.numbers):
             if index in words:
                 found.append((f"s{index}", bits))
-            elif lanes.get(index) == {"i32"}:
+            elif self.used.get(index) == "i32":
                 found.append((f"s{index}", _signed(bits)))
             else:
                 found.append((f"s{index}", struct.unpack("<f", struct.pack("<I", bits))[0]))

@@ -47,6 +47,141 @@ def to_int(x):
     return nl.where(inside, nl.copy(nl.trunc(x), dtype=nl.int32), least)
 
 
+def two_sum(a, b):
+    """a + b and its rounding error: numbers in pairs have twice the digits."""
+    total = nl.add(a, b)
+    part = nl.subtract(total, a)
+    return total, nl.add(nl.subtract(a, nl.subtract(total, part)), nl.subtract(b, part))
+
+
+def fast_sum(a, b):
+    """two_sum where a is not smaller."""
+    total = nl.add(a, b)
+    return total, nl.subtract(b, nl.subtract(total, a))
+
+
+def two_product(a, b):
+    """a * b and its rounding error, from products of halves, which have none."""
+
+    def halves(x):
+        shifted = nl.multiply(x, 4097.0)
+        high = nl.subtract(shifted, nl.subtract(shifted, x))
+        return high, nl.subtract(x, high)
+
+    product = nl.multiply(a, b)
+    (a_high, a_low), (b_high, b_low) = halves(a), halves(b)
+    error = nl.subtract(nl.multiply(a_high, b_high), product)
+    error = nl.add(nl.add(error, nl.multiply(a_high, b_low)), nl.multiply(a_low, b_high))
+    return product, nl.add(error, nl.multiply(a_low, b_low))
+
+
+def add_pairs(a, b):
+    """The sum of two pairs."""
+    high, low = two_sum(a[0], b[0])
+    return fast_sum(high, nl.add(low, nl.add(a[1], b[1])))
+
+
+def multiply_pairs(a, b):
+    """The product of two pairs."""
+    high, low = two_product(a[0], b[0])
+    return fast_sum(high, nl.add(low, nl.add(nl.multiply(a[0], b[1]), nl.multiply(a[1], b[0]))))
+
+
+def times(e, exact, rest, tiny):
+    """Integers of a few bits times exact + rest + tiny, the first of which leaves no rounding error."""
+    high, low = two_product(e, nl.full(e.shape, rest, dtype=nl.float32))
+    return add_pairs((nl.multiply(e, exact), 0.0), (high, nl.add(low, nl.multiply(e, tiny))))
+
+
+def polynomial(coefficients, x):
+    """c[0] x^(n-1) + ... + c[n-1], each step rounded."""
+    value = nl.full(x.shape, coefficients[0], dtype=nl.float32)
+    for c in coefficients[1:]:
+        value = nl.add(nl.multiply(value, x), c)
+    return value
+
+
+def expm1(x):
+    """e^x - 1."""
+    limited = nl.minimum(89.0, nl.maximum(-20.0, x))
+    n = nl.subtract(nl.add(nl.multiply(limited, 1.44269504), 12582912.0), 12582912.0)  # nearest integers
+    # r = x - n log(2), in pairs.
+    far, far_low = two_product(n, nl.full(x.shape, -2.1219444e-4, dtype=nl.float32))
+    near, near_low = two_sum(nl.subtract(limited, nl.multiply(n, 0.693359375)), nl.negative(far))
+    r = fast_sum(near, nl.subtract(near_low, nl.add(far_low, nl.multiply(n, 1.646595e-12))))
+    # e^r - 1 = r + r^2 * (1 / 2 + r * (1 / 6 + r * (1 / 24 + ...)))
+    terms = (2.7557319e-6, 2.4801588e-5, 1.984127e-4, 0.0013888889, 0.0083333338, 0.041666668)
+    sixth, sixth_low = two_sum(0.16666667, nl.multiply(polynomial(terms, r[0]), r[0]))
+    u = multiply_pairs(fast_sum(sixth, nl.subtract(sixth_low, 4.967054e-9)), r)
+    v = multiply_pairs(add_pairs((0.5, 0.0), u), multiply_pairs(r, r))
+    high, low = add_pairs(r, v)
+    # 2^(n - 1), as 2^n may be beyond fp32's range
+    half = nl.left_shift(nl.copy(nl.add(n, 126.0), dtype=nl.int32), 23).view(nl.float32)
+    y = nl.multiply(add_pairs(two_sum(half, -0.5), (nl.multiply(half, high), nl.multiply(half, low)))[0], 2.0)
+    small = copysign(nl.add(x, nl.multiply(nl.multiply(x, 0.5), x)), x)
+    return nl.where(nl.less(nl.abs(x), 1e-5), small, nl.where(nl.equal(x, x), y, x))
+
+
+def log_parts(x, low):
+    """log(x + low) = exponent * log(2) + rest, for positive normal x."""
+    bits = nl.subtract(x.view(nl.int32), nl.full(x.shape, 0x3F3504F3, dtype=nl.int32))
+    biased = nl.add(bits, nl.full(x.shape, 0x3F800000, dtype=nl.int32))
+    exponent = nl.subtract(nl.copy(nl.right_shift(biased, 23), dtype=nl.float32), 127.0)
+    mantissa = nl.add(nl.bitwise_and(bits, 0x007FFFFF), nl.full(x.shape, 0x3F3504F3, dtype=nl.int32))
+    f = nl.subtract(mantissa.view(nl.float32), 1.0)
+    shift = nl.copy(nl.subtract(127.0, nl.minimum(exponent, 127.0)), dtype=nl.int32)
+    low = nl.multiply(low, nl.left_shift(shift, 23).view(nl.float32))  # times 2^-exponent
+    # log(1 + f) = 2 artanh(z), z = f / (2 + f)
+    d, d_low = two_sum(2.0, f)
+    q = nl.divide(f, d)
+    p, p_low = two_product(q, d)
+    rest = nl.add(nl.subtract(nl.subtract(f, p), p_low), nl.subtract(low, nl.multiply(q, nl.add(d_low, low))))
+    z = fast_sum(q, nl.divide(rest, d))
+    u = multiply_pairs(z, z)
+    terms = (0.15384616, 0.18181819, 0.22222222, 0.2857143, 0.4)
+    third, third_low = two_sum(0.6666667, nl.multiply(polynomial(terms, u[0]), u[0]))
+    tail = multiply_pairs(multiply_pairs(z, u), fast_sum(third, nl.subtract(third_low, 1.9868216e-8)))
+    return exponent, add_pairs((nl.multiply(z[0], 2.0), nl.multiply(z[1], 2.0)), tail)
+
+
+def log_edges(x, y):
+    """What a logarithm gives for 0, for infinity, and where there is none; y else."""
+    none = nl.full(x.shape, float("nan"), dtype=nl.float32)
+    finite = nl.where(nl.less(x, float("inf")), y, x)
+    return nl.where(nl.greater(x, 0.0), finite, nl.where(nl.equal(x, 0.0), float("-inf"), none))
+
+
+def log1p(x):
+    """log(1 + x)."""
+    exponent, rest = log_parts(*two_sum(1.0, x))
+    y, _ = add_pairs(times(exponent, 0.693359375, -2.1219444e-4, 1.646595e-12), rest)
+    small = copysign(nl.subtract(x, nl.multiply(nl.multiply(x, 0.5), x)), x)
+    return nl.where(nl.less(nl.abs(x), 1e-5), small, log_edges(nl.add(x, 1.0), y))
+
+
+def log_parts_of_any(x):
+    """log_parts, of subnormal x, too."""
+    tiny = nl.less(x, 1.17549435e-38)
+    normal = nl.where(tiny, nl.multiply(x, 8388608.0), x)
+    exponent, rest = log_parts(normal, nl.full(x.shape, 0.0, dtype=nl.float32))
+    return nl.subtract(exponent, nl.multiply(tiny, 23.0)), rest
+
+
+def log2(x):
+    """The logarithm to base 2."""
+    exponent, rest = log_parts_of_any(x)
+    factor = (nl.full(x.shape, 1.442695, dtype=nl.float32), 1.925963e-8)
+    return log_edges(x, add_pairs((exponent, 0.0), multiply_pairs(rest, factor))[0])
+
+
+def log10(x):
+    """The logarithm to base 10."""
+    exponent, rest = log_parts_of_any(x)
+    factor = (nl.full(x.shape, 0.4342945, dtype=nl.float32), -1.010305e-8)
+    whole = times(exponent, 0.30078125, 2.4874567e-4, -1.9043129e-12)
+    return log_edges(x, add_pairs(whole, multiply_pairs(rest, factor))[0])
+
+
 def negate(a):
     """-a of integers."""
     return nl.subtract(nl.full(a.shape, 0, dtype=nl.int32), a)
