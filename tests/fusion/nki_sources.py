@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import ctypes
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -144,7 +145,7 @@ class Soak:
     were, the others are known if the window made them."""
 
     def __init__(self) -> None:
-        self.window: list[tuple[source.Program, dict[int, torch.Tensor]]] = []
+        self.windows: dict[int, list[tuple[source.Program, dict[int, torch.Tensor]]]] = {}  # by thread
         self.counts: Counter[str] = Counter()
         self.missing: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -152,10 +153,11 @@ class Soak:
 
     def ran(self, calls, structure, runs) -> None:
         programs = [source.Program.of((name for name, _ in calls), structure, run) for run in runs]
-        self.window += [(p, snapshot(p)) for p in programs if p.writes]
+        window = self.windows.setdefault(threading.get_ident(), [])
+        window += [(p, snapshot(p)) for p in programs if p.writes]
 
     def closed(self, why: str, programs: list) -> None:
-        window, self.window = self.window, []
+        window = self.windows.pop(threading.get_ident(), [])
         try:
             self.compare(window)
         except Exception as error:  # noqa: BLE001 - goes into the report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 import runpy
 import subprocess
 import sys
@@ -294,6 +295,13 @@ def test_optimizers():
     check(sgd, randn(300), randn(300, seed=1), randn(300, seed=2))
     tensors = [randn(n, seed=k).abs() if k else randn(n) for n in (300, 7) for k in range(4)]
     check(adamw, *tensors[:4], torch.tensor(3.0), *tensors[4:], torch.tensor(9.0))
+
+
+def test_random_programs(root):
+    command = [sys.executable, root / "tests/fusion/nki_sources.py", "--first", "2000000", "--count", "25"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert int(re.search(r"'checked': (\d+)", done.stdout).group(1)) > 50
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------

@@ -75,22 +75,19 @@ def two_product(a, b):
     return product, nl.add(error, nl.multiply(a_low, b_low))
 
 
-def add_pairs(a, b):
-    """The sum of two pairs."""
-    high, low = two_sum(a[0], b[0])
-    return fast_sum(high, nl.add(low, nl.add(a[1], b[1])))
-
-
 def multiply_pairs(a, b):
     """The product of two pairs."""
     high, low = two_product(a[0], b[0])
-    return fast_sum(high, nl.add(low, nl.add(nl.multiply(a[0], b[1]), nl.multiply(a[1], b[0]))))
+    return high, nl.add(low, nl.add(nl.multiply(a[0], b[1]), nl.multiply(a[1], b[0])))
 
 
-def times(e, exact, rest, tiny):
-    """Integers of a few bits times exact + rest + tiny, the first of which leaves no rounding error."""
+def add_multiple(e, exact, rest, tiny, b):
+    """e * (exact + rest + tiny) + b, a pair, for integers e of a few bits, of which e * exact has no rounding error."""
     high, low = two_product(e, nl.full(e.shape, rest, dtype=nl.float32))
-    return add_pairs((nl.multiply(e, exact), 0.0), (high, nl.add(low, nl.multiply(e, tiny))))
+    first, first_low = two_sum(nl.multiply(e, exact), high)
+    total, total_low = two_sum(first, b[0])
+    lows = nl.add(nl.add(low, nl.multiply(e, tiny)), b[1])
+    return nl.add(total, nl.add(nl.add(total_low, first_low), lows))
 
 
 def polynomial(coefficients, x):
@@ -108,16 +105,20 @@ def expm1(x):
     # r = x - n log(2), in pairs.
     far, far_low = two_product(n, nl.full(x.shape, -2.1219444e-4, dtype=nl.float32))
     near, near_low = two_sum(nl.subtract(limited, nl.multiply(n, 0.693359375)), nl.negative(far))
-    r = fast_sum(near, nl.subtract(near_low, nl.add(far_low, nl.multiply(n, 1.646595e-12))))
+    r = near, nl.subtract(near_low, nl.add(far_low, nl.multiply(n, 1.646595e-12)))
     # e^r - 1 = r + r^2 * (1 / 2 + r * (1 / 6 + r * (1 / 24 + ...)))
     terms = (2.7557319e-6, 2.4801588e-5, 1.984127e-4, 0.0013888889, 0.0083333338, 0.041666668)
-    sixth, sixth_low = two_sum(0.16666667, nl.multiply(polynomial(terms, r[0]), r[0]))
-    u = multiply_pairs(fast_sum(sixth, nl.subtract(sixth_low, 4.967054e-9)), r)
-    v = multiply_pairs(add_pairs((0.5, 0.0), u), multiply_pairs(r, r))
-    high, low = add_pairs(r, v)
+    sixth, sixth_low = fast_sum(0.16666667, nl.multiply(polynomial(terms, r[0]), r[0]))
+    u = multiply_pairs((sixth, nl.subtract(sixth_low, 4.967054e-9)), r)
+    v, v_low = fast_sum(0.5, u[0])
+    w = multiply_pairs((v, nl.add(v_low, u[1])), multiply_pairs(r, r))
+    high, low = fast_sum(r[0], w[0])
     # 2^(n - 1), as 2^n may be beyond fp32's range
     half = nl.left_shift(nl.copy(nl.add(n, 126.0), dtype=nl.int32), 23).view(nl.float32)
-    y = nl.multiply(add_pairs(two_sum(half, -0.5), (nl.multiply(half, high), nl.multiply(half, low)))[0], 2.0)
+    less_one, less_one_low = two_sum(half, -0.5)
+    y, y_low = two_sum(less_one, nl.multiply(half, high))
+    lows = nl.add(nl.add(y_low, less_one_low), nl.multiply(half, nl.add(low, nl.add(r[1], w[1]))))
+    y = nl.multiply(nl.add(y, lows), 2.0)
     small = copysign(nl.add(x, nl.multiply(nl.multiply(x, 0.5), x)), x)
     return nl.where(nl.less(nl.abs(x), 1e-5), small, nl.where(nl.equal(x, x), y, x))
 
@@ -132,16 +133,18 @@ def log_parts(x, low):
     shift = nl.copy(nl.subtract(127.0, nl.minimum(exponent, 127.0)), dtype=nl.int32)
     low = nl.multiply(low, nl.left_shift(shift, 23).view(nl.float32))  # times 2^-exponent
     # log(1 + f) = 2 artanh(z), z = f / (2 + f)
-    d, d_low = two_sum(2.0, f)
-    q = nl.divide(f, d)
+    d, d_low = fast_sum(2.0, f)
+    inverse = nl.reciprocal(d)
+    q = nl.multiply(f, inverse)
     p, p_low = two_product(q, d)
     rest = nl.add(nl.subtract(nl.subtract(f, p), p_low), nl.subtract(low, nl.multiply(q, nl.add(d_low, low))))
-    z = fast_sum(q, nl.divide(rest, d))
+    z = q, nl.multiply(rest, inverse)
     u = multiply_pairs(z, z)
     terms = (0.15384616, 0.18181819, 0.22222222, 0.2857143, 0.4)
-    third, third_low = two_sum(0.6666667, nl.multiply(polynomial(terms, u[0]), u[0]))
-    tail = multiply_pairs(multiply_pairs(z, u), fast_sum(third, nl.subtract(third_low, 1.9868216e-8)))
-    return exponent, add_pairs((nl.multiply(z[0], 2.0), nl.multiply(z[1], 2.0)), tail)
+    third, third_low = fast_sum(0.6666667, nl.multiply(polynomial(terms, u[0]), u[0]))
+    tail = multiply_pairs(multiply_pairs(z, u), (third, nl.subtract(third_low, 1.9868216e-8)))
+    high, high_low = fast_sum(nl.multiply(z[0], 2.0), tail[0])
+    return exponent, (high, nl.add(high_low, nl.add(nl.multiply(z[1], 2.0), tail[1])))
 
 
 def log_edges(x, y):
@@ -154,7 +157,7 @@ def log_edges(x, y):
 def log1p(x):
     """log(1 + x)."""
     exponent, rest = log_parts(*two_sum(1.0, x))
-    y, _ = add_pairs(times(exponent, 0.693359375, -2.1219444e-4, 1.646595e-12), rest)
+    y = add_multiple(exponent, 0.693359375, -2.1219444e-4, 1.646595e-12, rest)
     small = copysign(nl.subtract(x, nl.multiply(nl.multiply(x, 0.5), x)), x)
     return nl.where(nl.less(nl.abs(x), 1e-5), small, log_edges(nl.add(x, 1.0), y))
 
@@ -170,16 +173,16 @@ def log_parts_of_any(x):
 def log2(x):
     """The logarithm to base 2."""
     exponent, rest = log_parts_of_any(x)
-    factor = (nl.full(x.shape, 1.442695, dtype=nl.float32), 1.925963e-8)
-    return log_edges(x, add_pairs((exponent, 0.0), multiply_pairs(rest, factor))[0])
+    rest = multiply_pairs(rest, (nl.full(x.shape, 1.442695, dtype=nl.float32), 1.925963e-8))
+    high, low = two_sum(exponent, rest[0])
+    return log_edges(x, nl.add(high, nl.add(low, rest[1])))
 
 
 def log10(x):
     """The logarithm to base 10."""
     exponent, rest = log_parts_of_any(x)
-    factor = (nl.full(x.shape, 0.4342945, dtype=nl.float32), -1.010305e-8)
-    whole = times(exponent, 0.30078125, 2.4874567e-4, -1.9043129e-12)
-    return log_edges(x, add_pairs(whole, multiply_pairs(rest, factor))[0])
+    rest = multiply_pairs(rest, (nl.full(x.shape, 0.4342945, dtype=nl.float32), -1.010305e-8))
+    return log_edges(x, add_multiple(exponent, 0.30078125, 2.4874567e-4, -1.9043129e-12, rest))
 
 
 def negate(a):

@@ -214,20 +214,16 @@ NEURON_INLINE PairOf<N> two_product(N a, N b) {
   return {p, mad(a, b, -p)};
 }
 template <class N>
-NEURON_INLINE PairOf<N> add_pairs(PairOf<N> a, PairOf<N> b) {
-  const auto s = two_sum(a.high, b.high);
-  return fast_sum(s.high, s.low + (a.low + b.low));
-}
-template <class N>
 NEURON_INLINE PairOf<N> multiply_pairs(PairOf<N> a, PairOf<N> b) {
   const auto p = two_product(a.high, b.high);
-  return fast_sum(p.high, p.low + (a.high * b.low + a.low * b.high));
+  return {p.high, p.low + (a.high * b.low + a.low * b.high)};
 }
-// e times a number in three parts, for integers e of a few bits, of which e * exact has no rounding error.
+// e * (exact + rest + tiny) + b for integers e of a few bits, of which e * exact has no rounding error.
 template <class N>
-NEURON_INLINE PairOf<N> times(N e, float exact, float rest, float tiny) {
-  const auto p = two_product(e, N(rest));
-  return add_pairs(PairOf<N>{e * exact, N(0.0f)}, PairOf<N>{p.high, p.low + e * tiny});
+NEURON_INLINE N add_multiple(N e, const float (&c)[3], PairOf<N> b) {
+  const auto p = two_product(e, N(c[1]));
+  const auto s = two_sum(e * c[0], p.high), t = two_sum(s.high, b.high);
+  return t.high + ((t.low + s.low) + ((p.low + e * c[2]) + b.low));
 }
 // c[0] x^(n-1) + ... + c[n-1], each step rounded.
 template <class N, int Terms>
@@ -247,18 +243,20 @@ NEURON_INLINE N expm1(N x) {
   const N t = limited * 1.44269504f + magic, n = t - magic;
   const auto far = two_product(n, N(kLn2[1]));
   const auto near = two_sum(limited - n * kLn2[0], -far.high);
-  const auto r = fast_sum(near.high, near.low - (far.low + n * kLn2[2]));
+  const PairOf<N> r{near.high, near.low - (far.low + n * kLn2[2])};
   // e^r - 1 = r + r^2 * (1 / 2 + r * (1 / 6 + r * (1 / 24 + ...)))
   static constexpr float c[] = {2.7557319e-6f, 2.4801588e-5f, 1.9841270e-4f,
                                 0.0013888889f, 0.0083333338f, 0.041666668f};
-  const auto s = two_sum(N(0.16666667f), rounded_polynomial(c, r.high) * r.high);
-  const auto u = multiply_pairs(fast_sum(s.high, s.low - 4.967054e-9f), r);
-  const auto v = multiply_pairs(add_pairs(PairOf<N>{N(0.5f), N(0.0f)}, u), multiply_pairs(r, r));
-  const auto e = add_pairs(r, v);
+  const auto s = fast_sum(N(0.16666667f), rounded_polynomial(c, r.high) * r.high);
+  const auto u = multiply_pairs(PairOf<N>{s.high, s.low - 4.967054e-9f}, r);
+  const auto v = fast_sum(N(0.5f), u.high);
+  const auto w = multiply_pairs(PairOf<N>{v.high, v.low + u.low}, multiply_pairs(r, r));
+  const auto e = fast_sum(r.high, w.high);
   const N half = from_bits((to_bits(t) << 23) + 0x3f000000u);  // 2^(n - 1): 2^n may be beyond fp32's range
-  const N y = 2.0f * add_pairs(two_sum(half, N(-0.5f)), PairOf<N>{half * e.high, half * e.low}).high;
+  const auto less_one = two_sum(half, N(-0.5f)), y = two_sum(less_one.high, half * e.high);
+  const N result = 2.0f * (y.high + ((y.low + less_one.low) + half * (e.low + (r.low + w.low))));
   const N small = with_sign_of(x + 0.5f * x * x, x);
-  return select(magnitude(x) < 1e-5f, small, select(x == x, y, x));
+  return select(magnitude(x) < 1e-5f, small, select(x == x, result, x));
 }
 
 // log(x + low) = exponent * log(2) + rest for positive normal x.
@@ -274,15 +272,16 @@ NEURON_INLINE LogParts<N> log_parts(N x, N low) {
   const N f = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
   low = low * from_bits(to_bits(12583039.0f - least(exponent, N(127.0f))) << 23);  // times 2^-exponent
   // log(1 + f) = 2 artanh(z), z = f / (2 + f)
-  const auto d = two_sum(N(2.0f), f);
-  const N q = f / d.high;
+  const auto d = fast_sum(N(2.0f), f);
+  const N inverse = 1.0f / d.high, q = f * inverse;
   const auto p = two_product(q, d.high);
-  const auto z = fast_sum(q, (((f - p.high) - p.low) + (low - q * (d.low + low))) / d.high);
+  const PairOf<N> z{q, (((f - p.high) - p.low) + (low - q * (d.low + low))) * inverse};
   const auto u = multiply_pairs(z, z);
   static constexpr float c[] = {0.15384616f, 0.18181819f, 0.22222222f, 0.2857143f, 0.4f};
-  const auto s = two_sum(N(0.6666667f), rounded_polynomial(c, u.high) * u.high);
-  const auto tail = multiply_pairs(multiply_pairs(z, u), fast_sum(s.high, s.low - 1.9868216e-8f));
-  return {exponent, add_pairs(PairOf<N>{2.0f * z.high, 2.0f * z.low}, tail)};
+  const auto s = fast_sum(N(0.6666667f), rounded_polynomial(c, u.high) * u.high);
+  const auto tail = multiply_pairs(multiply_pairs(z, u), PairOf<N>{s.high, s.low - 1.9868216e-8f});
+  const auto sum = fast_sum(2.0f * z.high, tail.high);
+  return {exponent, {sum.high, sum.low + (2.0f * z.low + tail.low)}};
 }
 // What a logarithm gives for 0, for infinity, and where there is none; `y` else.
 template <class N>
@@ -293,7 +292,7 @@ template <class N>
 NEURON_INLINE N log1p(N x) {
   const auto s = two_sum(N(1.0f), x);
   const auto l = log_parts(s.high, s.low);
-  const N y = add_pairs(times(l.exponent, kLn2[0], kLn2[1], kLn2[2]), l.rest).high;
+  const N y = add_multiple(l.exponent, kLn2, l.rest);
   const N small = with_sign_of(x - 0.5f * x * x, x);
   return select(magnitude(x) < 1e-5f, small, log_edges(x + 1.0f, y));
 }
@@ -308,13 +307,14 @@ template <class N>
 NEURON_INLINE N log2(N x) {
   const auto l = log_parts_of_any(x);
   const auto rest = multiply_pairs(l.rest, PairOf<N>{N(1.442695f), N(1.925963e-8f)});
-  return log_edges(x, add_pairs(PairOf<N>{l.exponent, N(0.0f)}, rest).high);
+  const auto sum = two_sum(l.exponent, rest.high);
+  return log_edges(x, sum.high + (sum.low + rest.low));
 }
 template <class N>
 NEURON_INLINE N log10(N x) {
   const auto l = log_parts_of_any(x);
   const auto rest = multiply_pairs(l.rest, PairOf<N>{N(0.4342945f), N(-1.010305e-8f)});
-  return log_edges(x, add_pairs(times(l.exponent, kLog2[0], kLog2[1], kLog2[2]), rest).high);
+  return log_edges(x, add_multiple(l.exponent, kLog2, rest));
 }
 
 // ---- through double precision: results are right to the last place of fp32 but for rare ties ------------------------
