@@ -178,6 +178,11 @@ POINTWISE = {
         lambda x, y, z, w: (x + y).view(30, 4) * (z + w),
         *(randn(12, 10), randn(12, 1), randn(30, 4), randn(30, 1)),
     ),
+    "six dimensions": (
+        lambda x, y, z: x.permute(1, 0, 3, 2, 5, 4) * y + z,
+        *(randn(3, 2, 3, 4, 5, 2), randn(2, 1, 4, 1, 2, 1), randn(1, 3, 1, 3, 1, 5)),
+    ),
+    "small inner dimensions": (lambda x, y: x * y, randn(200, 3, 2, 2), randn(200, 1, 2, 1)),
     "several results": (lambda x: (x.exp(), x.sigmoid(), x > 0), randn(500)),
     "types": (
         lambda x, i, m: torch.where(m, x * i, x.bfloat16().float()),

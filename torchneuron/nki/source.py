@@ -181,7 +181,7 @@ CHUNK = 32  # rows that one accumulation step takes (Accumulation::kRows)
 MIN_CYCLES = 64  # of an instruction, as a number of columns
 FLAT_COLUMNS = 2048  # of a tile of a program without rows
 SBUF_BYTES = 172 * 1024  # of a partition that tiles may take: what trn1, the smallest, leaves to kernels
-MAX_DIMS = 6
+MAX_DIMS = 5  # of an access pattern: a partition and four free ones
 
 
 class NoNkiForm(NotImplementedError):
@@ -295,6 +295,19 @@ def _strides(dims: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[int]
         found.append(within if size > 1 else 0)
         step *= size
     return found[::-1]
+
+
+def _merged(dims: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(stride, size) pairs, slow to fast, in as few dims as the strides allow."""
+    found: list[tuple[int, int]] = []
+    for stride, n in dims:
+        if n == 1:
+            continue
+        if found and found[-1][0] == stride * n:
+            found[-1] = (stride, found[-1][1] * n)
+        else:
+            found.append((stride, n))
+    return found
 
 
 @dataclass(frozen=True)
@@ -511,6 +524,10 @@ class Printer:
         self.space = (_row_space if program.has_rows else _flat_space)(program, width)
         self.blocks = Blocks(tuple(self.space.row_sizes))
         self.memories = self._memories()
+        anywhere = Block("", "", "", (), ("",) * len(self.space.row_sizes), "")
+        for i in range(len(program.accesses)):
+            if len(self._place(i, anywhere)[1]) > MAX_DIMS:
+                self.space.copied.add(i)
 
     # ---- what the text depends on
     def _is_number(self, v: int) -> bool:
@@ -640,6 +657,8 @@ class Printer:
             texts.append(self._tile(number, lane, full and row.inputs != SCALARS, at) if tile else number.text)
         more = {}
         if s.op == "uniform_bits":
+            if self.p.rows * self.p.columns > 2**32:
+                raise NoNkiForm(f"uniform_bits counts elements in 32 bits, and there are more: step v{s.out}")
             full = s.extent == "full"
             words = [f"s{self.p.values[s.inputs[0]][2] + i}" for i in range(4)]
             columns = self.space.columns if full else 1
@@ -664,11 +683,8 @@ class Printer:
         a, space = self.p.accesses[access], self.space
         memory = self.memories[a.storage, a.dtype]
         name, base, dims = memory.name, a.offset - memory.offset, a.dims
-        rows, columns = ([], []) if a.extent == "column" else (space.row_sizes, space.column_sizes)
-        if a.extent == "column":
-            columns = space.column_sizes
-        elif a.extent == "row":
-            columns = []
+        rows = [] if a.extent == "column" else space.row_sizes
+        columns = [] if a.extent == "row" else space.column_sizes
         if access in space.copied:
             name, base, dims = f"a{access}", 0, ((math.prod([*rows, *columns]), 1),)
         strides = _strides(dims, [*rows, *columns])
@@ -678,11 +694,10 @@ class Printer:
         if rows:
             terms += [(v, stride) for v, stride in zip(at.loops, row_strides)]
             cut = self.blocks.sliced
-            inner = list(zip(row_strides[cut + 1 :], self.space.row_sizes[cut + 1 :]))
+            inner = _merged(zip(row_strides[cut + 1 :], rows[cut + 1 :]))
             pattern = [(row_strides[cut], at.sliced), *((stride, str(n)) for stride, n in inner)]
-            merged = all(s == r * n for (s, _), (r, n) in zip([(row_strides[cut], 0), *inner], inner))
-            if inner and merged:
-                pattern = [(inner[-1][0], at.rows)]
+            if len(inner) == 1 and row_strides[cut] == inner[0][0] * inner[0][1]:
+                pattern = [(inner[0][0], at.rows)]
         else:
             pattern = [(0, "1")]
         constant = a.extent == "full" and not any(column_strides)
@@ -692,15 +707,7 @@ class Printer:
             terms.append((at.column, column_strides[0]))
             pattern.append((column_strides[0], at.columns))
         else:
-            tail: list[tuple[int, int]] = []
-            for stride, n in zip(column_strides, columns):
-                if n == 1:
-                    continue
-                if tail and tail[-1][0] == stride * n:
-                    tail[-1] = (stride, tail[-1][1] * n)
-                else:
-                    tail.append((stride, n))
-            pattern += [(stride, str(n)) for stride, n in tail]
+            pattern += [(stride, str(n)) for stride, n in _merged(zip(column_strides, columns))]
         offset = _sum(*terms, constant=base)
         text = ", ".join(f"[{stride}, {n}]" for stride, n in pattern)
         return f"{name}.ap(pattern=[{text}], offset={offset})", pattern, a.extent == "row" or constant
