@@ -5,6 +5,7 @@
 #include "clock.h"
 #include "error.h"
 #include "executor.h"
+#include "lane_ops.h"
 #include "simd/kernels.h"
 
 namespace py = pybind11;
@@ -194,6 +195,13 @@ PYBIND11_MODULE(_core, m) {
   py::list instructions;
   for (const InstructionSpec& s : all_instructions()) instructions.append(describe(s));
   m.attr("INSTRUCTIONS") = instructions;
+
+  constexpr const char* kLaneNames[] = {"f32", "i32", "any"};
+  py::dict lane_ops;  // (inputs, lanes of inputs, lanes of the result, meaning) by name
+  for (const LaneOpInfo& o : kLaneOpTable)
+    lane_ops[py::str(o.name)] =
+        py::make_tuple(o.inputs, kLaneNames[static_cast<int>(o.in)], kLaneNames[static_cast<int>(o.out)], o.meaning);
+  m.attr("LANE_OPS") = lane_ops;
   m.def("alu_class", [](int op) { return static_cast<int>(info(static_cast<AluOp>(op)).cls); });
   m.def("alu_inputs", [](int op) { return info(static_cast<AluOp>(op)).inputs; });
   m.def("simd_level", [] { return std::string(kernels().name); });

@@ -289,7 +289,8 @@ std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(
   for (size_t i = 0; i < n; i++)
     if (recording->places[i].kind == Kind::arena) memory[i] = static_cast<char*>(arena.get()) + recording->places[i].at;
   fusion::run_plan(*plan, graph, memory, index_);
-  if (auto* o = fusion::observer()) o->closed(fusion::Closed::compiled, fusion::facts_of(*plan, graph, batch.calls));
+  if (auto* o = fusion::observer())
+    o->closed(fusion::Closed::compiled, fusion::facts_of(*plan, graph, batch.calls, memory));
   recording->plan = std::move(plan);
   return recording;
 }

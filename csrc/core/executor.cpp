@@ -980,11 +980,14 @@ struct Semantics {
       const View dst = turned(c.v[0], begin, n);
       const float* v = load(turned(c.v[1], begin, n), 0, 0, n, x);
       const float scale = number(c, 3, 0, 1.0f);
-      K().binary[static_cast<int>(AluOp::multiply)](v, 1, &scale, 0, z, n);
       float* y = scratch(2, kChunk);
       const float constant = tile(c, 2) ? 0.0f : number(c, 2, 0);
       const float* bias = tile(c, 2) ? load(turned(c.v[2], begin, n), 0, 0, n, y) : &constant;
-      K().binary[static_cast<int>(AluOp::add)](z, 1, bias, tile(c, 2), z, n);
+      // As below: what is neither scaled nor shifted keeps its bits, the sign of 0 too.
+      for (int64_t i = 0; i < n; ++i) {
+        const float b = bias[tile(c, 2) ? i : 0], scaled = scale == 1.0f ? v[i] : v[i] * scale;
+        z[i] = scale == 1.0f && b == 0.0f ? scaled : scaled + b;
+      }
       f(z, static_cast<float>(in.value), z, n);
       store(dst, 0, 0, n, z);
       return;

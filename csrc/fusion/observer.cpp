@@ -1,5 +1,6 @@
 #include "observer.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "rows.h"
@@ -23,6 +24,22 @@ uint64_t bytes_of(const Graph& graph, uint16_t operand) {
   return bytes;
 }
 
+ProgramRun run_of(const Launch& launch, const Graph& graph, uint16_t member, std::span<char* const> memory) {
+  ProgramRun run;
+  const int64_t count = graph.counts[graph.spaces[launch.space].first + member];
+  run.rows = launch.row_space == kNone ? count : graph.counts[graph.spaces[launch.row_space].first + member];
+  run.cols = launch.row_space == kNone ? 1 : count / std::max<int64_t>(1, run.rows);
+  for (uint16_t operand : launch.operands) {
+    run.places.push_back(graph.place(operand, member));
+    run.memory.push_back(reinterpret_cast<uintptr_t>(memory[run.places.back().storage]));
+  }
+  for (auto [n, position] : launch.numbers) {
+    const Node& node = graph.nodes[n];
+    run.numbers.push_back(graph.scalars[node.first_scalar + member * node.scalars + position]);
+  }
+  return run;
+}
+
 int64_t count_of(const Graph& graph, uint16_t space) {
   int64_t n = 0;
   for (int m = 0; m < graph.spaces[space].members; m++) n += graph.counts[graph.spaces[space].first + m];
@@ -36,11 +53,15 @@ std::string_view name_of(Closed why) {
   return names[static_cast<size_t>(why)];
 }
 
-std::vector<ProgramFacts> facts_of(const Plan& plan, const Graph& graph, const std::vector<uint32_t>& calls) {
+std::vector<ProgramFacts> facts_of(const Plan& plan, const Graph& graph, const std::vector<uint32_t>& calls,
+                                   std::span<char* const> memory) {
   std::vector<ProgramFacts> programs;
   for (const Launch& launch : plan.launches) {
     ProgramFacts& facts = programs.emplace_back();
     facts.elements = count_of(graph, launch.space);
+    facts.program = launch.program;
+    for (uint16_t m = 0; m < graph.spaces[launch.space].members; m++)
+      facts.runs.push_back(run_of(launch, graph, m, memory));
     if (launch.row_space != kNone) facts.rows = count_of(graph, launch.row_space);
     for (uint16_t operand : launch.operands) facts.bytes += bytes_of(graph, operand);
     for (uint16_t n : launch.nodes) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -23,12 +24,22 @@ std::string_view name_of(Closed why);
 
 inline constexpr uint32_t kNobody = 0xffffffff;
 
+// What a program ran on: a member of its lists of tensors.
+struct ProgramRun {
+  int64_t rows, cols;
+  std::vector<Place> places;      // of each access
+  std::vector<uintptr_t> memory;  // of each access: where its storage lies
+  std::vector<uint32_t> numbers;  // lanes, one for each scalar
+};
 struct ProgramFacts {
   std::vector<std::pair<const char*, uint32_t>> calls;  // the row's name, the observer's number of the call
   int64_t elements = 0, rows = 0;                       // rows: 0 without reductions
   uint64_t bytes = 0, bytes_alone = 0;                  // that the program moves; that the calls would, one by one
+  TileProgram program;
+  std::vector<ProgramRun> runs;
 };
-std::vector<ProgramFacts> facts_of(const Plan& plan, const Graph& graph, const std::vector<uint32_t>& calls);
+std::vector<ProgramFacts> facts_of(const Plan& plan, const Graph& graph, const std::vector<uint32_t>& calls,
+                                   std::span<char* const> memory);
 
 struct Observer {
   uint32_t (*recorded)();  // the number of a call

@@ -241,12 +241,13 @@ std::vector<ProgramFacts> Window::run(Batch& batch) {
   for (uint16_t s : keep_idle_results(batch.graph, live)) give_memory(s);
   const std::shared_ptr<const Plan> plan = find_or_fuse(batch.graph, live);
   for (uint16_t s : plan->temporaries) give_memory(s);
+  std::vector<ProgramFacts> facts;
+  if (C10_UNLIKELY(observer() != nullptr)) facts = facts_of(*plan, batch.graph, batch.calls, memory);
   if (C10_UNLIKELY(batch.capture != nullptr))
     capture(batch, plan, std::move(memory), std::move(temporaries));
   else
     run_plan(*plan, batch.graph, memory, device_);
-  if (C10_UNLIKELY(observer() != nullptr)) return facts_of(*plan, batch.graph, batch.calls);
-  return {};
+  return facts;
 }
 
 std::vector<uint16_t> keep_idle_results(const Graph& graph, std::vector<uint8_t>& live) {

@@ -57,3 +57,18 @@ def test_a_script_that_fails_is_explained(tmp_path):
     done = run(script)
     assert done.returncode == 7
     assert "exit code 7" in done.stdout and "Nothing was fused" in done.stdout
+
+
+def test_programs_are_written_as_nki_source(tmp_path):
+    script, folder = tmp_path / "script.py", tmp_path / "nki"
+    script.write_text(SCRIPT + "torch.erfc(x).tolist()\n")
+    done = run(script, "--nki", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "have no NKI source with the same bits" in done.stdout and "erfc" in done.stdout
+    assert "def kernel(" in (folder / "sigmoid_mul_add_1000.py").read_text()
+    assert len(list(folder.glob("sigmoid_mul_add*"))) == 1  # it ran three times
+    alone = subprocess.run(
+        [sys.executable, folder / "sigmoid_mul_add_1000.py"], capture_output=True, text=True, timeout=120
+    )
+    assert alone.returncode == 0, alone.stderr
+    assert "(1000,) torch.float32" in alone.stdout

@@ -395,3 +395,11 @@ def test_results_equal_torch_on_bfloat16_chains(run):
     got = run(body, [((128, 64), "bfloat16")], x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16))
     want = (x * 0.3) + x
     np.testing.assert_array_equal(got.view(np.uint16), want.view(torch.uint16).numpy())
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 3)])
+def test_activation_keeps_the_sign_of_zero(run, shape):
+    """Also of tiles with one element a partition, which go through the functions as one vector."""
+    zeros = np.full(shape, -0.0, F32)
+    assert np.signbit(run(lambda o, v: nisa.activation(o, nl.copy, v), [(shape, "float32")], zeros)).all()
+    assert (run(lambda o, v: nisa.activation(o, nl.reciprocal, v), [(shape, "float32")], zeros) == -np.inf).all()

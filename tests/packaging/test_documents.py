@@ -11,6 +11,7 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/errors.md",
+    "docs/fusion.md",
     "docs/operators.md",
     "docs/porting.md",
 ]

@@ -4,6 +4,7 @@ and how many bytes of memory traffic that saved."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import linecache
 import sys
@@ -49,6 +50,7 @@ class Report:
     stats: dict[str, int] = field(default_factory=dict)
     programs: list[Program] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)  # why, where, count
+    nki: str = ""  # about the NKI sources
 
     def text(self, most: int) -> str:
         """The report for a terminal, with at most `most` rows a table."""
@@ -85,6 +87,8 @@ class Report:
         parts.append("Why windows closed:")
         rows = [(w["count"], REASONS[w["why"]], w["where"], source(w["where"])) for w in self.windows[:most]]
         parts.append(table(("windows", "because", "at", "source"), rows))
+        if self.nki:
+            parts.append(self.nki)
         return "\n\n".join(parts)
 
 
@@ -137,19 +141,40 @@ class Watch:
             program.bytes_alone += alone
 
 
-def explain(script: str, arguments: list[str], as_module: bool = False) -> Report:
-    """Runs a script and returns what fused."""
+def write_sources(folder: Path, programs: list[Any]) -> str:
+    """Writes one file for each program that has NKI source; returns what there is to say about it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names: Counter[str] = Counter()
+    missing = []
+    for program in programs:
+        if program.source is None:
+            missing.append((program.runs, program.reason))
+            continue
+        name = program.source.name
+        names[name] += 1
+        number = f"_{names[name]}" if names[name] > 1 else ""
+        (folder / f"{name}{number}.py").write_text(program.source.text)
+    text = f"{names.total():,} programs as NKI source in {folder}; each runs alone: python FILE."
+    if missing:
+        text += f"\n\n{len(missing):,} programs have no NKI source with the same bits:"
+        text += "\n\n" + table(("runs", "because"), missing)
+    return text
+
+
+def explain(script: str, arguments: list[str], as_module: bool = False, nki: Path | None = None) -> Report:
+    """Runs a script and returns what fused. nki: a folder for the NKI sources of its programs."""
     import torch
 
     from torchneuron import _C, device  # loads the device where autoload is off
 
     watch, report, start = Watch(), Report(script), time.perf_counter()
+    programs = device.fused_programs() if nki else contextlib.nullcontext([])
     device.synchronize()
     device.reset_fusion_stats()
     _C.set_fusion_observer(watch.recorded, watch.closed)
     try:
         # Anomaly mode: nodes of the backward pass know the forward line that made them.
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        with torch.autograd.set_detect_anomaly(True, check_nan=False), programs as sources:
             report.exit_code = run_script(script, arguments, as_module)
             device.synchronize()
     finally:
@@ -158,6 +183,8 @@ def explain(script: str, arguments: list[str], as_module: bool = False) -> Repor
     report.stats = device.fusion_stats()
     report.programs = list(watch.programs.values())
     report.windows = [{"why": why, "where": where, "count": n} for (why, where), n in watch.windows.most_common()]
+    if nki:
+        report.nki = write_sources(nki, sources)
     return report
 
 
@@ -167,13 +194,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
     parser.add_argument("--all", action="store_true", help="list every program and window, not the first 20")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report into FILE as well")
+    parser.add_argument("--nki", type=Path, metavar="DIR", help="write each program as NKI source into a file of DIR")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs="*", help="the script's arguments, after --")
     args = parser.parse_args(arguments)
     if not args.module and not Path(args.script).is_file():
         parser.error(f"there is no file {args.script}")
     try:
-        report = explain(args.script, args.arguments, args.module)
+        report = explain(args.script, args.arguments, args.module, args.nki)
     except ImportError as error:
         print(f"torchneuron explain: the device cannot be loaded: {error}. See `torchneuron info`.", file=sys.stderr)
         return 1

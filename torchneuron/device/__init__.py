@@ -14,7 +14,7 @@ import torch
 from torchneuron import _C
 from torchneuron.device import _register
 from torchneuron.device._index import Device, device_index
-from torchneuron.device.fusion import fusion_stats, reset_fusion_stats
+from torchneuron.device.fusion import fused_programs, fusion_stats, reset_fusion_stats
 from torchneuron.device.memory import (
     empty_cache,
     max_memory_allocated,
@@ -63,14 +63,14 @@ from torchneuron.device.streams import (
 __all__ = [
     "Event", "Stream", "StreamContext", "can_device_access_peer", "clear_op_tracking", "current_device",
     "current_stream", "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache",
-    "fusion_stats", "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties",
-    "get_executed_ops", "get_fallback_ops", "get_narrowed_ops", "get_rng_state", "get_rng_state_all", "init",
-    "initial_seed", "is_available", "is_bf16_supported", "is_current_stream_capturing", "is_initialized", "manual_seed",
-    "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated",
-    "memory_reserved", "memory_snapshot", "memory_stats", "memory_stats_as_nested_dict", "memory_summary",
-    "reset_accumulated_memory_stats", "reset_fusion_stats", "reset_max_memory_allocated", "reset_peak_memory_stats",
-    "seed", "seed_all", "set_device", "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all",
-    "set_stream", "stream", "synchronize",
+    "fused_programs", "fusion_stats", "get_amp_supported_dtype", "get_device_capability", "get_device_name",
+    "get_device_properties", "get_executed_ops", "get_fallback_ops", "get_narrowed_ops", "get_rng_state",
+    "get_rng_state_all", "init", "initial_seed", "is_available", "is_bf16_supported", "is_current_stream_capturing",
+    "is_initialized", "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
+    "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats", "memory_stats_as_nested_dict",
+    "memory_summary", "reset_accumulated_memory_stats", "reset_fusion_stats", "reset_max_memory_allocated",
+    "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_per_process_memory_fraction", "set_rng_state",
+    "set_rng_state_all", "set_stream", "stream", "synchronize",
 ]  # fmt: skip
 
 

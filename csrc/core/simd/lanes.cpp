@@ -240,11 +240,11 @@ WIDE1(rsqrt, 1.0f / math::root(a))
 WIDE1(reciprocal, 1.0f / a)
 WIDE1(exp, math::exp(a))
 F1(exp2, float, math::exp2(a))
-F1(expm1, float, math::expm1(a))
+WIDE1(expm1, math::expm1(a))
 WIDE1(log, math::log(a))
-F1(log2, float, math::log2(a))
-F1(log10, float, math::log10(a))
-F1(log1p, float, math::log1p(a))
+WIDE1(log2, math::log2(a))
+WIDE1(log10, math::log10(a))
+WIDE1(log1p, math::log1p(a))
 WIDE1(tanh, math::tanh(a))
 WIDE1(sigmoid, math::sigmoid(a))
 WIDE1(erf, math::erf(a))
@@ -283,7 +283,7 @@ F1(wrap_u8, I, static_cast<I>(static_cast<uint8_t>(a)))
 #undef F1
 #undef F2
 
-// Angles too large for the vector form take libm's.
+// any_angle() by blocks, as angles too large for the vector form are rare.
 template <float (*Near)(float), double (*Far)(double)>
 void angle_row(void* out, const void* a, int vectors, int64_t n) {
   constexpr int64_t kBlock = 256;
@@ -300,8 +300,7 @@ void angle_row(void* out, const void* a, int vectors, int64_t n) {
     for (int64_t i = 0; i < m; ++i) far |= !(std::fabs(in[i]) < math::kReducible);
     for (int64_t i = 0; i < m; ++i) o[at + i] = Near(in[i]);
     if (far)
-      for (int64_t i = 0; i < m; ++i)
-        if (!(std::fabs(in[i]) < math::kReducible)) o[at + i] = static_cast<float>(Far(in[i]));
+      for (int64_t i = 0; i < m; ++i) o[at + i] = math::any_angle<Near, Far>(in[i]);
   }
 }
 template <float (*Near)(float), double (*Far)(double)>

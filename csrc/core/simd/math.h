@@ -191,6 +191,132 @@ NEURON_INLINE N mish(N x) {
   return x * tanh(softplus(x));
 }
 
+// ---- pairs of fp32 numbers, whose sums have twice the digits -------------------------------------------------------
+// Additions and multiplications alone, each rounded; the error of a product is exact, so an FMA gives the bits that
+// products of halves give where there is none (torchneuron/nki/source_functions.py has the same functions so).
+template <class N>
+struct PairOf {
+  N high, low;
+};
+template <class N>
+NEURON_INLINE PairOf<N> two_sum(N a, N b) {
+  const N s = a + b, t = s - a;
+  return {s, (a - (s - t)) + (b - t)};
+}
+template <class N>
+NEURON_INLINE PairOf<N> fast_sum(N a, N b) {  // |a| >= |b|
+  const N s = a + b;
+  return {s, b - (s - a)};
+}
+template <class N>
+NEURON_INLINE PairOf<N> two_product(N a, N b) {
+  const N p = a * b;
+  return {p, mad(a, b, -p)};
+}
+template <class N>
+NEURON_INLINE PairOf<N> multiply_pairs(PairOf<N> a, PairOf<N> b) {
+  const auto p = two_product(a.high, b.high);
+  return {p.high, p.low + (a.high * b.low + a.low * b.high)};
+}
+// e * (exact + rest + tiny) + b for integers e of a few bits, of which e * exact has no rounding error.
+template <class N>
+NEURON_INLINE N add_multiple(N e, const float (&c)[3], PairOf<N> b) {
+  const auto p = two_product(e, N(c[1]));
+  const auto s = two_sum(e * c[0], p.high), t = two_sum(s.high, b.high);
+  return t.high + ((t.low + s.low) + ((p.low + e * c[2]) + b.low));
+}
+// c[0] x^(n-1) + ... + c[n-1], each step rounded.
+template <class N, int Terms>
+NEURON_INLINE N rounded_polynomial(const float (&c)[Terms], N x) {
+  N p = c[0];
+  for (int i = 1; i < Terms; ++i) p = p * x + c[i];
+  return p;
+}
+
+inline constexpr float kLn2[] = {0.693359375f, -2.1219444e-4f, 1.646595e-12f};   // the first one has 9 bits
+inline constexpr float kLog2[] = {0.30078125f, 2.4874567e-4f, -1.9043129e-12f};  // to base 10; 7 bits
+
+template <class N>
+NEURON_INLINE N expm1(N x) {
+  const float magic = 12582912.0f;
+  const N limited = least(N(89.0f), greatest(N(-20.0f), x));
+  const N t = limited * 1.44269504f + magic, n = t - magic;
+  const auto far = two_product(n, N(kLn2[1]));
+  const auto near = two_sum(limited - n * kLn2[0], -far.high);
+  const PairOf<N> r{near.high, near.low - (far.low + n * kLn2[2])};
+  // e^r - 1 = r + r^2 * (1 / 2 + r * (1 / 6 + r * (1 / 24 + ...)))
+  static constexpr float c[] = {2.7557319e-6f, 2.4801588e-5f, 1.9841270e-4f,
+                                0.0013888889f, 0.0083333338f, 0.041666668f};
+  const auto s = fast_sum(N(0.16666667f), rounded_polynomial(c, r.high) * r.high);
+  const auto u = multiply_pairs(PairOf<N>{s.high, s.low - 4.967054e-9f}, r);
+  const auto v = fast_sum(N(0.5f), u.high);
+  const auto w = multiply_pairs(PairOf<N>{v.high, v.low + u.low}, multiply_pairs(r, r));
+  const auto e = fast_sum(r.high, w.high);
+  const N half = from_bits((to_bits(t) << 23) + 0x3f000000u);  // 2^(n - 1): 2^n may be beyond fp32's range
+  const auto less_one = two_sum(half, N(-0.5f)), y = two_sum(less_one.high, half * e.high);
+  const N result = 2.0f * (y.high + ((y.low + less_one.low) + half * (e.low + (r.low + w.low))));
+  const N small = with_sign_of(x + 0.5f * x * x, x);
+  return select(magnitude(x) < 1e-5f, small, select(x == x, result, x));
+}
+
+// log(x + low) = exponent * log(2) + rest for positive normal x.
+template <class N>
+struct LogParts {
+  N exponent;
+  PairOf<N> rest;
+};
+template <class N>
+NEURON_INLINE LogParts<N> log_parts(N x, N low) {
+  const auto shifted = to_bits(x) - 0x3f3504f3u;  // mantissas from sqrt(1/2) to sqrt(2)
+  const N exponent = signed_to_float(shift_signed(shifted, 23));
+  const N f = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+  low = low * from_bits(to_bits(12583039.0f - least(exponent, N(127.0f))) << 23);  // times 2^-exponent
+  // log(1 + f) = 2 artanh(z), z = f / (2 + f)
+  const auto d = fast_sum(N(2.0f), f);
+  const N inverse = 1.0f / d.high, q = f * inverse;
+  const auto p = two_product(q, d.high);
+  const PairOf<N> z{q, (((f - p.high) - p.low) + (low - q * (d.low + low))) * inverse};
+  const auto u = multiply_pairs(z, z);
+  static constexpr float c[] = {0.15384616f, 0.18181819f, 0.22222222f, 0.2857143f, 0.4f};
+  const auto s = fast_sum(N(0.6666667f), rounded_polynomial(c, u.high) * u.high);
+  const auto tail = multiply_pairs(multiply_pairs(z, u), PairOf<N>{s.high, s.low - 1.9868216e-8f});
+  const auto sum = fast_sum(2.0f * z.high, tail.high);
+  return {exponent, {sum.high, sum.low + (2.0f * z.low + tail.low)}};
+}
+// What a logarithm gives for 0, for infinity, and where there is none; `y` else.
+template <class N>
+NEURON_INLINE N log_edges(N x, N y) {
+  return select(x > 0.0f, select(x < INFINITY, y, x), select(x == 0.0f, N(-INFINITY), N(NAN)));
+}
+template <class N>
+NEURON_INLINE N log1p(N x) {
+  const auto s = two_sum(N(1.0f), x);
+  const auto l = log_parts(s.high, s.low);
+  const N y = add_multiple(l.exponent, kLn2, l.rest);
+  const N small = with_sign_of(x - 0.5f * x * x, x);
+  return select(magnitude(x) < 1e-5f, small, log_edges(x + 1.0f, y));
+}
+template <class N>
+NEURON_INLINE LogParts<N> log_parts_of_any(N x) {
+  const auto tiny = x < 1.17549435e-38f;
+  auto l = log_parts(select(tiny, x * 8388608.0f, x), N(0.0f));
+  l.exponent = l.exponent - select(tiny, N(23.0f), N(0.0f));
+  return l;
+}
+template <class N>
+NEURON_INLINE N log2(N x) {
+  const auto l = log_parts_of_any(x);
+  const auto rest = multiply_pairs(l.rest, PairOf<N>{N(1.442695f), N(1.925963e-8f)});
+  const auto sum = two_sum(l.exponent, rest.high);
+  return log_edges(x, sum.high + (sum.low + rest.low));
+}
+template <class N>
+NEURON_INLINE N log10(N x) {
+  const auto l = log_parts_of_any(x);
+  const auto rest = multiply_pairs(l.rest, PairOf<N>{N(0.4342945f), N(-1.010305e-8f)});
+  return log_edges(x, add_multiple(l.exponent, kLog2, rest));
+}
+
 // ---- through double precision: results are right to the last place of fp32 but for rare ties ------------------------
 inline double from_bits64(uint64_t b) { return std::bit_cast<double>(b); }
 inline uint64_t to_bits64(double d) { return std::bit_cast<uint64_t>(d); }
@@ -237,18 +363,6 @@ inline double log_wide(double x) {
 }
 
 inline float exp2(float x) { return x != x ? x : static_cast<float>(exp_wide(x * 0.69314718055994530942)); }
-inline float log2(float x) { return static_cast<float>(log_wide(x) * 1.4426950408889634074); }
-inline float log10(float x) { return static_cast<float>(log_wide(x) * 0.43429448190325182765); }
-inline float expm1(float x) {
-  const float y = static_cast<float>(exp_wide(x) - 1.0);
-  const float small = std::copysign(x + 0.5f * x * x, x);
-  return std::fabs(x) < 1e-5f ? small : (x != x ? x : y);
-}
-inline float log1p(float x) {
-  const float y = static_cast<float>(log_wide(1.0 + x));
-  const float small = std::copysign(x - 0.5f * x * x, x);
-  return std::fabs(x) < 1e-5f ? small : y;
-}
 inline float pow(float x, float y) {
   const float a = std::fabs(x);
   const float r = static_cast<float>(exp_wide(static_cast<double>(y) * log_wide(a)));
@@ -288,5 +402,10 @@ inline double sin_wide(double x, int quarter) {
 inline float sin_any(float x) { return static_cast<float>(sin_wide(x, 0)); }
 inline float cos_any(float x) { return static_cast<float>(sin_wide(x, 1)); }
 inline float tan_any(float x) { return static_cast<float>(sin_wide(x, 0) / sin_wide(x, 1)); }
+// Angles too large for the vector form take libm's.
+template <float (*Near)(float), double (*Far)(double)>
+inline float any_angle(float x) {
+  return std::fabs(x) < kReducible ? Near(x) : static_cast<float>(Far(x));
+}
 
 }  // namespace neuron::NEURON_LEVEL::math
