@@ -7,6 +7,7 @@ from .errors import (
     NkiError,
     NkiOutOfBoundsError,
     NkiUninitialisedReadError,
+    NkiUninitialisedReadWarning,
     NkiValidationError,
 )
 from .jit import Kernel, jit, simulate, simulate_ranks
@@ -20,6 +21,6 @@ cpu_simulate = simulate  # name before API 0.5
 
 __all__ = [
     "Kernel", "NkiCapacityError", "NkiDeadlockError", "NkiError", "NkiOutOfBoundsError", "NkiTensor",
-    "NkiUninitialisedReadError", "NkiValidationError", "Profile", "collectives", "dtype", "isa", "jit", "language",
-    "profile", "simulate", "simulate_ranks", "typing",
+    "NkiUninitialisedReadError", "NkiUninitialisedReadWarning", "NkiValidationError", "Profile", "collectives", "dtype",
+    "isa", "jit", "language", "profile", "simulate", "simulate_ranks", "typing",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -64,6 +64,13 @@ def _map_result(value: object, f: Callable[[object], object]) -> object:
 def _result_of(inputs: list[int], t: NkiTensor) -> object:
     """What stands for a returned tensor; inputs: storages of the arguments."""
     return _Argument(inputs.index(t.storage.id)) if t.storage.id in inputs else arrays.Output(t)
+
+
+def _result_storages(result: object, inputs: Iterable[NkiTensor]) -> set[int]:
+    """Storages that the caller sees: returned tensors and written arguments."""
+    found = {t.storage.id for t in inputs if t.storage.written}
+    _map_result(result, lambda t: found.add(t.storage.id))
+    return found
 
 
 class Kernel:
@@ -159,6 +166,7 @@ class Kernel:
                 return self.func(*arrays.replace(args, swap), **arrays.replace(kwargs, swap))
 
             result = sessions.run(session, body)
+            session.check_results(_result_storages(result, tensors))
             try:
                 session.program.seal(target.sbuf_bytes, self.lnc > 1)
             except _core.Error as e:
@@ -273,6 +281,7 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
                         session.program.check_capacity(target.sbuf_bytes)
                 except _core.Error as e:
                     raise session.error(e, 0) from None
+                session.check_results(_result_storages(out, tensors.values()))
                 for x in given[rank]:
                     if id(x) in tensors and tensors[id(x)].storage.written:
                         x.restore()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -221,6 +222,17 @@ class Session:
             if key not in self.launch.shared:
                 self.launch.shared[key] = _bytes(size)
             return self.launch.shared[key]
+
+    def check_results(self, results: Iterable[int]) -> None:
+        """At the kernel's end: raises if a result (a storage) was computed from what nothing wrote, warns if anything
+        else was."""
+        try:
+            self.program.check_results(sorted(results))
+        except _core.Error as e:
+            raise self.error(e, 0) from None
+        if unused := self.program.first_read():
+            text = errors.with_places(unused, self.locate)
+            warnings.warn(f"{text}; no result depends on it", errors.NkiUninitialisedReadWarning, stacklevel=2)
 
     # ---- instructions
     def emit(
