@@ -2,6 +2,7 @@
 that its simulation mode leaves out, and the record of results that run.py reads."""
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -100,6 +101,7 @@ def pytest_collection_modifyitems(config, items):
         names &= set(Path(config.getoption("--cases")).read_text().splitlines())
     config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in names])
     items[:] = [i for i in items if i.nodeid in names]
+    gc.freeze()  # thousands of cases live as long as the process
 
 
 class Timeout(BaseException):
@@ -160,6 +162,5 @@ def _alarm(seconds):
 
 
 def _cause(text):
-    """The last errors of a failure: enough to tell causes apart."""
-    lines = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
-    return "\n".join(lines[-12:])[-1500:] or text[-500:]
+    """The end of a failure's traceback: enough to tell causes apart."""
+    return "\n".join(text.strip().splitlines()[-12:])[-1500:]

@@ -31,12 +31,13 @@ OUTCOMES = ("passed", "skipped", "failed")
 def environment(checkout: Path) -> dict[str, str]:
     path = [ROOT, ROOT / "shims", HERE, HERE / "shims", checkout / "src", checkout / "src/nkilib_src", checkout]
     seeds = {"NEURON_PYTHONHASHSEED": "0", "PYTHONHASHSEED": "0"}
-    return os.environ | seeds | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    threads = {"OMP_NUM_THREADS": "1"}  # shards are what runs in parallel
+    return threads | os.environ | seeds | {"PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 def pytest(checkout: Path, target: str, output: Path, *options: str) -> int:
     command = [sys.executable, "-m", "pytest", "-p", "plugin", "--test-mode", "simulation", "--platform-target", target]
-    command += ["--force-local-cleanup", "--output-directory", str(output), "-q", "--no-header", "--tb=short", *options]
+    command += ["--force-local-cleanup", "--output-directory", str(output), "-q", "--no-header", "--tb=native", *options]
     return subprocess.run(command, cwd=checkout, env=environment(checkout), stdout=subprocess.DEVNULL).returncode
 
 
