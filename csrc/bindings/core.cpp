@@ -217,7 +217,7 @@ PYBIND11_MODULE(_core, m) {
              p.validate(in);
              p.append(std::move(in));
            })
-      .def("seal", &Program::seal, py::arg("sbuf_bytes"), py::arg("several") = false)
+      .def("seal", &Program::seal, py::arg("several") = false)
       .def(
           "check_capacity",
           [](Program& p, int64_t sbuf_bytes) { Program::check_capacity(p.storages(), p.tracker().live(), sbuf_bytes); })

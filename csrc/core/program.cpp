@@ -517,9 +517,8 @@ Instruction& Program::append(Instruction in) {
   return instructions_.back();
 }
 
-void Program::seal(int64_t sbuf_bytes, bool several) {
+void Program::seal(bool several) {
   if (!open_loops_.empty()) throw Error("a loop has no end");
-  check_capacity(storages_, tracker_.live(), sbuf_bytes);
   plan_ = make_plan(*this, several);
 }
 

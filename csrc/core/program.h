@@ -213,8 +213,8 @@ class Program {
   void validate(Instruction& instruction) const;
   Instruction& append(Instruction instruction);
 
-  // After the last instruction: makes the plan that the executor follows (see plan.h). Throws CapacityError.
-  void seal(int64_t sbuf_bytes, bool several = false);
+  // After the last instruction: makes the plan that the executor follows (see plan.h). several: other cores run too.
+  void seal(bool several = false);
 
   struct Peak {
     int64_t bytes = 0, time = 0;
@@ -231,6 +231,7 @@ class Program {
   int loop_depth() const { return static_cast<int>(open_loops_.size()); }
 
   static Peak peak(const std::vector<Storage>& storages, const LiveRanges& live, Memory memory);
+  // Throws CapacityError.
   static void check_capacity(const std::vector<Storage>& storages, const LiveRanges& live, int64_t sbuf_bytes);
 
  private:

@@ -1,6 +1,7 @@
 """Every function of the public API 0.6 is there, with its parameters in their order (api_0_6.json)."""
 
 import ast
+import dataclasses
 import inspect
 import json
 from pathlib import Path
@@ -39,6 +40,20 @@ def test_types_memories_and_enumerations():
     assert nisa.vector_engine is nisa.engine.vector and nisa.constants.engine is nisa.engine
     assert [c.value for c in nisa.reduce_cmd] == [0, 1, 2, 3, 4] and nisa.nc_version.gen4.value == 4
     assert nki.typing.tensor[128, 512] is not None and issubclass(type(nl.NKIObject()), nl.NKIObject)
+
+
+def test_fields_of_kernel_classes_need_no_type():
+    @dataclasses.dataclass
+    class Section(nki.language.NKIObject):
+        rows: int
+        offset = None
+        scale = 2.0
+
+        def end(self):
+            return self.offset + self.rows
+
+    s = Section(rows=3, offset=4)
+    assert (s.end(), s.scale, Section(1).offset) == (7, 2.0, None)
 
 
 def _mentioned(path):

@@ -295,6 +295,13 @@ def test_capacity(way):
     way(reuse)(X)
 
 
+@pytest.mark.parametrize("way", [nki.simulate, nki.jit])
+def test_what_does_not_fit_may_spill(way, monkeypatch):
+    monkeypatch.setenv("TORCH_NEURON_NKI_SPILL", "1")
+    with pytest.warns(nki.NkiSpillWarning, match="PSUM capacity exceeded.*would spill"):
+        way(fill_psum(9))(X)
+
+
 def test_two_cores_have_their_own_limits():
     @nki.jit
     def k(x):

@@ -34,6 +34,10 @@ class NkiCapacityError(NkiError):
     """More SBUF or PSUM is live at once than the core has."""
 
 
+class NkiSpillWarning(UserWarning):
+    """What would be an NkiCapacityError without TORCH_NEURON_NKI_SPILL=1."""
+
+
 class NkiDeadlockError(NkiError):
     """Cores wait for each other for ever."""
 

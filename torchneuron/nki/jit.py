@@ -166,11 +166,8 @@ class Kernel:
                 return self.func(*arrays.replace(args, swap), **arrays.replace(kwargs, swap))
 
             result = sessions.run(session, body)
-            session.check_results(_result_storages(result, tensors))
-            try:
-                session.program.seal(target.sbuf_bytes, self.lnc > 1)
-            except _core.Error as e:
-                raise session.error(e, 0) from None
+            session.finish(_result_storages(result, tensors))
+            session.program.seal(self.lnc > 1)
             ids = [t.storage.id for t in tensors]
             traced.inputs.append(ids)
             internal, constants, count = [], [], 0
@@ -276,12 +273,7 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
 
                 args, kwargs = prepared[rank]
                 out = kernel.func(*_swap_inputs(args, swap), **_swap_inputs(kwargs, swap))
-                try:
-                    if not session.wide:  # what is kept in fp32 takes more than it would
-                        session.program.check_capacity(target.sbuf_bytes)
-                except _core.Error as e:
-                    raise session.error(e, 0) from None
-                session.check_results(_result_storages(out, tensors.values()))
+                session.finish(_result_storages(out, tensors.values()))
                 for x in given[rank]:
                     if id(x) in tensors and tensors[id(x)].storage.written:
                         x.restore()

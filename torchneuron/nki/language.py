@@ -46,7 +46,17 @@ from .tensor import NkiTensor, Register, allocate, ds  # noqa: F401 - nl.ds
 private_hbm = hbm
 bool = bool_
 range = builtins.range
-NKIObject = type("NKIObject", (), {"__doc__": "Base of classes that kernels may use."})
+
+
+class NKIObject:
+    """Base of classes that kernels may use. As a dataclass, also what the class sets without a type is a field."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("__annotations__", {})
+        plain = (builtins.bool, builtins.int, builtins.float, builtins.str, tuple, builtins.type(None))
+        fields = {k: object for k, v in vars(cls).items() if not k.startswith("__") and isinstance(v, plain)}
+        cls.__annotations__ = own | {k: t for k, t in fields.items() if k not in own}
 
 
 class _TileSize:
