@@ -233,17 +233,29 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: object = None) -> Nk
         if view.shape[0] != 1:
             raise NkiValidationError(f"broadcast_to: {x.shape} does not broadcast to {tuple(shape)}")
         t = ndarray(shape, dtype or x.dtype)
-        first = 0
-        while first < shape[0]:  # every group of 32 partitions takes the one row
-            n = builtins.min(32, shape[0] - first)
-            isa.nc_stream_shuffle(t[first : first + n], view, [0] * 32)
-            first += n
+        _broadcast_row(t, view)
         return t
     if dtype is not None and dtypes.dtype(dtype) != x.dtype:
         t = ndarray(shape, dtype)
         isa.tensor_copy(t, view)
         return t
     return view
+
+
+def _broadcast_row(dst: NkiTensor, row: NkiTensor) -> None:
+    """Every partition of dst = the one of row: a product with ones on TensorE, or a shuffle of what that cannot take."""
+    if row.buffer is not sbuf or row.dtype not in (float32, bfloat16, float16) or not row.is_contiguous():
+        for first in range(0, dst.shape[0], 32):
+            isa.nc_stream_shuffle(dst[first : builtins.min(first + 32, dst.shape[0])], row, [0] * 32)
+        return
+    ones = ndarray((1, dst.shape[0]), row.dtype)
+    isa.memset(ones, 1.0, engine=isa.gpsimd_engine)
+    flat, source = dst.reshape((dst.shape[0], -1)), row.reshape((1, -1))
+    for first in range(0, source.shape[1], 512):
+        part = source[:, first : builtins.min(first + 512, source.shape[1])]
+        product = ndarray((dst.shape[0], part.shape[1]), float32, psum)
+        isa.nc_matmul(product, ones, part)
+        isa.activation(flat[:, first : first + part.shape[1]], copy, product)
 
 
 # ---- loops and programs --------------------------------------------------------------------------------------------
