@@ -42,18 +42,35 @@ def test_types_memories_and_enumerations():
     assert nki.typing.tensor[128, 512] is not None and issubclass(type(nl.NKIObject()), nl.NKIObject)
 
 
-def test_fields_of_kernel_classes_need_no_type():
-    @dataclasses.dataclass
+@pytest.mark.parametrize("decorate", [dataclasses.dataclass, lambda c: c], ids=["dataclass", "plain class"])
+def test_fields_of_kernel_classes(decorate):
+    @decorate
     class Section(nki.language.NKIObject):
         rows: int
+        tag: str
+        parts: list = dataclasses.field(default_factory=list)
         offset = None
         scale = 2.0
 
         def end(self):
             return self.offset + self.rows
 
-    s = Section(rows=3, offset=4)
-    assert (s.end(), s.scale, Section(1).offset) == (7, 2.0, None)
+    @decorate
+    class Tail(Section):
+        last: bool = True
+
+    s = Section(rows=3, offset=4)  # a field may be left out
+    assert (s.end(), s.scale, Section(1).offset, s.parts) == (7, 2.0, None, []) and not hasattr(s, "tag")
+    assert Section(1).parts is not Section(1).parts
+    assert (Tail(1, "x").last, Tail(1, last=False).last) == (True, False)
+    with pytest.raises(TypeError, match="colour"):
+        Section(rows=1, colour=2)
+
+    class Own(Section):
+        def __init__(self):
+            self.rows = 5
+
+    assert Own().rows == 5
 
 
 def _mentioned(path):

@@ -8,6 +8,7 @@ default: promoted from the inputs (floats; bool, int and float numbers count as 
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,9 @@ range = builtins.range
 
 
 class NKIObject:
-    """Base of classes that kernels may use. As a dataclass, also what the class sets without a type is a field."""
+    """Base of classes that kernels may use. A class without __init__ takes its fields as a dataclass does, decorated or
+    not; what the class sets to a plain value is a field also without a type, and a field that is not given and has no
+    default is left out."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -57,6 +60,31 @@ class NKIObject:
         plain = (builtins.bool, builtins.int, builtins.float, builtins.str, tuple, builtins.type(None))
         fields = {k: object for k, v in vars(cls).items() if not k.startswith("__") and isinstance(v, plain)}
         cls.__annotations__ = own | {k: t for k, t in fields.items() if k not in own}
+        if cls.__init__ in (object.__init__, _set_fields):
+            cls.__init__ = _set_fields  # in the class itself, where @dataclass leaves it
+
+
+def _set_fields(self: NKIObject, *args: object, **kwargs: object) -> None:
+    """The __init__ of NKIObjects."""
+    cls = type(self)
+    names = list(dict.fromkeys(k for c in reversed(cls.__mro__) for k in c.__dict__.get("__annotations__", ())))
+    given = dict(zip(names, args)) | kwargs
+    if len(args) > len(names) or any(k not in names for k in kwargs):
+        unknown = [k for k in kwargs if k not in names] or list(args[len(names) :])
+        raise TypeError(f"{cls.__name__}.__init__() got unexpected arguments {unknown}; its fields are {names}")
+    described = getattr(cls, "__dataclass_fields__", {})
+    for name in names:
+        field = described.get(name, getattr(cls, name, dataclasses.MISSING))
+        if not isinstance(field, dataclasses.Field):
+            value = field
+        else:
+            made = field.default_factory is not dataclasses.MISSING and name not in given
+            value = field.default_factory() if made else field.default
+        value = given.get(name, value)
+        if value is not dataclasses.MISSING:
+            object.__setattr__(self, name, value)
+    if hasattr(self, "__post_init__"):
+        self.__post_init__()
 
 
 class _TileSize:
@@ -243,7 +271,7 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: object = None) -> Nk
 
 
 def _broadcast_row(dst: NkiTensor, row: NkiTensor) -> None:
-    """Every partition of dst = the one of row: a product with ones on TensorE, or a shuffle of what that cannot take."""
+    """Every partition of dst = the one of row: a product with ones on TensorE; a shuffle of what that cannot take."""
     if row.buffer is not sbuf or row.dtype not in (float32, bfloat16, float16) or not row.is_contiguous():
         for first in range(0, dst.shape[0], 32):
             isa.nc_stream_shuffle(dst[first : builtins.min(first + 32, dst.shape[0])], row, [0] * 32)

@@ -76,7 +76,8 @@ def _dependent_scalars() -> Callable:
 
 
 MAMBA = "aws-neuron-sdk, nki/guides/tutorials/fused_mamba"
-# version, sequence length, channels, measured µs. Version 1 loads delta and u for every state, 2 once, 3 in tiles of 512.
+# version, sequence length, channels, measured µs. Version 1 loads delta and u for every state, 2 once, 3 works in tiles
+# of 512.
 MAMBA_TIMES = (
     (1, 512, 256, 172.93), (1, 512, 4096, 2340), (2, 512, 4096, 1610), (3, 512, 4096, 1600), (3, 1024, 4096, 3300),
     (3, 2048, 4096, 6600), (3, 3072, 4096, 10100), (3, 4096, 4096, 13300), (3, 5120, 4096, 17300),
@@ -85,8 +86,8 @@ MAMBA_TIMES = (
 
 
 def _mamba(version: int) -> Callable:
-    """The tutorial's fused Mamba step by its steps: delta, u [channels, seq], a [channels, 16], b, c [16, seq]. Rows of b
-    and c go to all partitions as products with ones, which VectorE reads in PSUM (the architecture guide says so)."""
+    """The tutorial's fused Mamba: delta, u [channels, seq], a [channels, 16], b, c [16, seq]. Rows of b and c go to all
+    partitions as products with ones, which VectorE reads in PSUM (the architecture guide says so)."""
     from .. import nki
     from ..nki import isa
     from ..nki import language as nl
@@ -181,8 +182,8 @@ NOT_COMPARED = (
     ("rmsnorm_quant 2K..32K x 8192/16384, trn2 LNC2 (nki-library)", "a target that the test must not exceed"),
     ("nki-samples thresholds (SD attention, rmsnorm_qkv, double-row matmul, adaptive pool, resize)", "upper bounds"),
     ("tutorial matmul: engine-active percentages", "percentages of an unstated duration"),
-    ("fused Mamba 2, 8192 x 4096 channels, trn1: 53.33 ms", "needs more SBUF than there is: the vendor's compiler spills, "
-     "in ways that are not published"),
+    ("fused Mamba 2, 8192 x 4096 channels, trn1: 53.33 ms", "needs more SBUF than there is: the vendor's compiler "
+     "spills, in ways that are not published"),
     ("Llama, BERT, ViT training and decoding", "whole models: the planner's business"),
 )  # fmt: skip
 
@@ -224,9 +225,9 @@ def markdown() -> str:
         "published ones. *Fitted*: the two constants of the DMA row cost were fitted over this series, so it shows the "
         "quality of the fit, not of a prediction.",
         "",
-        "*Fused Mamba*: the tutorial's versions 2 and 3 multiply delta and u again for every state; here they do so once, "
-        "as a compiler that removes common subexpressions has it. Taken literally, their predictions are 30 to 48 % above "
-        "the measurements, which are of what the vendor's compiler made of them.",
+        "*Fused Mamba*: the tutorial's versions 2 and 3 multiply delta and u again for every state; here they do so "
+        "once, as a compiler that removes common subexpressions has it. Taken literally, their predictions are 30 to "
+        "48 % above the measurements, which are of what the vendor's compiler made of them.",
         "",
         f"{within} of {len(rows)} points are within 25 %; of the {independent} without a fitted constant, {fresh}.",
         "",
