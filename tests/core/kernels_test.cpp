@@ -2,6 +2,7 @@
 #include "simd/kernels.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
