@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <sstream>
@@ -350,6 +351,15 @@ struct Semantics {
     float out;
     K().binary[static_cast<int>(op)](&a, 1, &b, 1, &out, 1);
     return out;
+  }
+
+  // f(the operator as a function object) if it is one that loops over single elements should not call through a table.
+  template <class F>
+  static bool inlined(AluOp op, F&& f) {
+    if (op == AluOp::add) return f(std::plus<float>()), true;
+    if (op == AluOp::subtract) return f(std::minus<float>()), true;
+    if (op == AluOp::multiply) return f(std::multiplies<float>()), true;
+    return false;
   }
 
   // Runs body(n, row, at) chunk by chunk over the rows of the result.
@@ -983,11 +993,10 @@ struct Semantics {
         reg = static_cast<float>(info(in.op1).identity);
       if (in.reduce_cmd == ReduceCmd::load_reduce) reg = number(c, 3, r);
       apply(in.op0, false, load(c.v[1], r, 0, dst.free, x), number(c, 2, r), z, dst.free);
-      const auto f = K().binary[static_cast<int>(in.op1)];
-      for (int64_t i = 0; i < dst.free; ++i) {
-        f(z + i, 1, &reg, 1, &reg, 1);
-        z[i] = reg;
-      }
+      const auto scan = [&](auto f) {
+        for (int64_t i = 0; i < dst.free; ++i) z[i] = reg = f(z[i], reg);
+      };
+      if (!inlined(in.op1, scan)) scan([&](float a, float b) { return fold(in.op1, a, b); });
       store(dst, r, 0, dst.free, z);
     }
   }
@@ -999,13 +1008,20 @@ struct Semantics {
     float *a = scratch(0, n), *b = scratch(1, n), *z = scratch(2, n);
     for (int64_t r = begin; r < end; ++r) {
       const float *x = load(c.v[1], r, 0, n, a), *y = load(c.v[2], r, 0, n, b);
-      float state = number(c, 3, r);
-      for (int64_t i = 0; i < n; ++i) {
-        float t;
-        apply(in.op0, in.reverse0, x + i, state, &t, 1);
-        apply(in.op1, in.reverse1, &t, y[i], &state, 1);
-        z[i] = state;
-      }
+      const float initial = number(c, 3, r);
+      const bool reverse0 = in.reverse0 && info(in.op0).inputs == 2, reverse1 = in.reverse1 && info(in.op1).inputs == 2;
+      const auto scan = [&](auto f0, auto f1) {
+        float state = initial;
+        for (int64_t i = 0; i < n; ++i) {
+          const float t = reverse0 ? f0(state, x[i]) : f0(x[i], state);
+          z[i] = state = reverse1 ? f1(y[i], t) : f1(t, y[i]);
+        }
+      };
+      bool done = false;
+      inlined(in.op0, [&](auto f0) { done = inlined(in.op1, [&](auto f1) { scan(f0, f1); }); });
+      if (!done)
+        scan([&](float a, float b) { return fold(in.op0, a, b); },
+             [&](float a, float b) { return fold(in.op1, a, b); });
       store(dst, r, 0, n, z);
     }
   }
