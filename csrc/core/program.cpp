@@ -290,10 +290,12 @@ bool is_matmul(const Instruction& in) { return in.opcode == Opcode::nc_matmul ||
 
 // Which elements of a result depend on an element of an input.
 enum class Spread : uint8_t {
-  none,     // known only when it runs (choices by value), or not to this core
-  element,  // the same one
-  turned,   // the one at the transposed place
-  run,      // the one that its run of the row is reduced to
+  none,      // known only when it runs (choices by value), or not to this core
+  element,   // the same one
+  turned,    // the one at the transposed place
+  shuffled,  // those of the partitions that take its partition
+  block,     // those of its 8 partitions that share its scale
+  run,       // the one that its run of the row is reduced to
   row,
   column,
   all,
@@ -313,6 +315,10 @@ Spread spread(const Instruction& in, size_t from, size_t to) {
     case Opcode::select_reduce:
       if (from == 2) return Spread::none;
       break;
+    case Opcode::quantize_mx:
+      return to == 0 ? Spread::block : Spread::none;
+    case Opcode::nc_stream_shuffle:
+      return Spread::shuffled;
     case Opcode::sendrecv:
     case Opcode::core_barrier:
       return Spread::none;
@@ -346,7 +352,8 @@ Spread spread(const Instruction& in, size_t from, size_t to) {
 // Does the instruction pass elements on without computing on them?
 bool moves(const Instruction& in) {
   return in.opcode == Opcode::dma_copy || in.opcode == Opcode::tensor_copy || in.opcode == Opcode::nc_transpose ||
-         in.opcode == Opcode::dma_transpose || (in.opcode == Opcode::nc_matmul && in.transpose);
+         in.opcode == Opcode::dma_transpose || in.opcode == Opcode::nc_stream_shuffle ||
+         (in.opcode == Opcode::nc_matmul && in.transpose);
 }
 
 }  // namespace
@@ -425,6 +432,12 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
       };
       if (how == Spread::element) fill(e, 1, 1);
       if (how == Spread::turned) fill(c * columns + p, 1, 1);
+      if (how == Spread::shuffled)
+        for (int64_t q = 0; q < rows; ++q)
+          if (const int64_t lane = in.list[q % 32];
+              lane != 255 && std::min(q / 32 * 32 + lane, a.partitions() - 1) == p)
+            fill(q * columns + c, 1, 1);
+      if (how == Spread::block) fill(p / 8 * 8 * columns + c / 4, columns, 8);
       if (how == Spread::run) fill(p * columns + c / std::max<int64_t>(1, width / columns), 1, 1);
       if (how == Spread::row) fill((is_matmul(in) ? c % rows : p) * columns, 1, columns);
       if (how == Spread::column) fill(c % columns, columns, rows);

@@ -221,6 +221,10 @@ REACHES = {
     "copy": lambda out, t: nisa.dma_copy(out, t),
     "bad row alone": lambda out, t: nisa.dma_copy(out[64:65], t[64:65]),
     "matmul over all rows": product,
+    "shuffle of bad rows": lambda out, t: (
+        nisa.nc_stream_shuffle(t[0:32], t[64:96], [0] * 32),
+        nisa.dma_copy(out[0:32], t[0:32]),
+    ),
     "row sums": row_sums,
     "scalar operand": lambda out, t: (
         nisa.tensor_scalar(u := sb(128, 64), u, nl.add, t[:, 3:4]),
@@ -234,6 +238,12 @@ DOES_NOT_REACH = {
         nisa.nc_matmul(p := nl.ndarray((64, 64), nl.float32, nl.psum), t[0:64], sb(64, 64)),
         nisa.tensor_copy(t[0:64], p),
         nisa.dma_copy(out[0:64], t[0:64]),
+    ),
+    "shuffled from good rows": lambda out, t: (
+        nisa.nc_stream_shuffle(u := sb(128, 64), t[0:64][0:1], [0] * 32),
+        nisa.nc_stream_shuffle(t, t, [*range(32)]),
+        nisa.dma_copy(out[0:64], t[0:64]),
+        nisa.dma_copy(out[64:128], u[0:64]),
     ),
     "selected away": lambda out, t: (
         nisa.affine_select(u := sb(128, 64), [[0, 64]], -1, t, 0.0, nl.greater, 64),
