@@ -16,7 +16,7 @@ from .. import _core
 from ..perf import targets
 from . import arrays, dtypes, errors
 from . import session as sessions
-from .session import Launch, Session, shared_hbm
+from .session import Launch, Session, hbm, shared_hbm
 from .tensor import NkiTensor, allocate
 
 
@@ -28,7 +28,8 @@ def _tensor_of(session: Session, given: arrays.Input) -> NkiTensor:
     else:
         raw = np.empty(0, np.uint8)
     session.keep.append(given)
-    return allocate(given.shape, given.dtype, shared_hbm, f"input{len(session.keep) - 1}", array=raw)
+    buffer = hbm if session.launch.lnc == 1 else shared_hbm
+    return allocate(given.shape, given.dtype, buffer, f"input{len(session.keep) - 1}", array=raw)
 
 
 @dataclasses.dataclass
