@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0
 # Options for pytest, e.g. `make test PYTEST_ARGS="tests/cli -k info"`.
 PYTEST_ARGS ?= tests -n 2
 # Debian packages that some tests need: installed if this is root on Debian, else those tests are skipped.
-SYSTEM_PACKAGES ?= ccache iproute2 libfabric-dev
+SYSTEM_PACKAGES ?= ccache chromium iproute2 libfabric-dev
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -152,6 +152,11 @@ NKI_PRECISE_FP = Variable(
 DMA_TRANSPOSE_ON_PE = Variable(
     "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", False, _flag, "`true`: transposing DMA runs on the tensor engine (trn2, trn3)."
 )
+NKI_SPILL = Variable(
+    "TORCH_NEURON_NKI_SPILL", False, _flag,
+    "`1`: an NKI kernel that needs more SBUF or PSUM at once than there is gets a warning instead of an error, as the "
+    "vendor's compiler would spill what it placed itself.",
+)  # fmt: skip
 MX_SCALE = Variable(
     "TORCH_NEURON_MX_SCALE",
     "",
@@ -190,6 +195,7 @@ VARIABLES = [
     NC_VERSION,
     NKI_SIMULATOR,
     NKI_PRECISE_FP,
+    NKI_SPILL,
     DMA_TRANSPOSE_ON_PE,
     MX_SCALE,
     SIMD,

@@ -225,10 +225,15 @@ PYBIND11_MODULE(_core, m) {
              p.validate(in);
              p.append(std::move(in));
            })
-      .def("seal", &Program::seal, py::arg("sbuf_bytes"), py::arg("several") = false)
+      .def("seal", &Program::seal, py::arg("several") = false)
       .def(
           "check_capacity",
           [](Program& p, int64_t sbuf_bytes) { Program::check_capacity(p.storages(), p.tracker().live(), sbuf_bytes); })
+      .def("check_results",
+           [](const Program& p, const std::vector<uint32_t>& results) {
+             p.tracker().check_results(p.storages(), results);
+           })
+      .def("first_read", [](const Program& p) { return p.tracker().first_read(p.storages()); })
       .def("set_check", [](Program& p, bool on) { p.tracker().check() = on; })
       .def("mark_written", [](Program& p, uint32_t s) { p.tracker().mark_all(s); })
       .def("__len__", [](const Program& p) { return p.instructions().size(); })

@@ -140,8 +140,10 @@ Timeline predict(const Program& program, const Target& target) {
   std::array<double, static_cast<int>(Engine::count)> free_at{};  // in-order engines
   std::array<int32_t, static_cast<int>(Engine::count)> last_event{};
   last_event.fill(-1);
-  std::vector<double> dma_free(target.dma_engines, 0.0);
-  double dma_busy = 0, hbm_free = 0, pe_idle_since = 0;
+  using Release = std::pair<double, int32_t>;  // when something is free again, and the event that held it
+  std::vector<Release> dma_free(target.dma_engines, Release(0.0, -1));
+  Release hbm_free(0.0, -1);
+  double dma_busy = 0, pe_idle_since = 0;
   struct Use {
     Box box;
     double ready;
@@ -186,16 +188,18 @@ Timeline predict(const Program& program, const Target& target) {
       // The least busy engines take it; HBM's share of the core is a limit too.
       std::partial_sort(dma_free.begin(), dma_free.begin() + engines, dma_free.end());
       const double start = ready + target.dma_start_ns;
+      const auto id = static_cast<int32_t>(out.events.size());
+      const Release last = std::max(dma_free[engines - 1], hbm_free);
+      if (last.first > start) event.waits_for = last.second;
       double end = 0;
       for (int k = 0; k < engines; ++k) {
-        const double begin = std::max(start, dma_free[k]);
-        dma_free[k] = begin + event.busy_ns;
-        end = std::max(end, dma_free[k]);
+        dma_free[k] = {std::max(start, dma_free[k].first) + event.busy_ns, id};
+        end = std::max(end, dma_free[k].first);
       }
       dma_busy += event.busy_ns * engines;
       if (target.hbm_bytes_per_ns > 0) {
-        hbm_free = std::max(hbm_free, start) + static_cast<double>(event.bytes) / target.hbm_bytes_per_ns;
-        end = std::max(end, hbm_free);
+        hbm_free = {std::max(hbm_free.first, start) + static_cast<double>(event.bytes) / target.hbm_bytes_per_ns, id};
+        end = std::max(end, hbm_free.first);
       }
       event.start_ns = std::max(start, end - event.busy_ns);
       event.end_ns = end;

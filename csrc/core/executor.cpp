@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <sstream>
@@ -352,6 +353,15 @@ struct Semantics {
     return out;
   }
 
+  // f(the operator as a function object) if it is one that loops over single elements should not call through a table.
+  template <class F>
+  static bool inlined(AluOp op, F&& f) {
+    if (op == AluOp::add) return f(std::plus<float>()), true;
+    if (op == AluOp::subtract) return f(std::minus<float>()), true;
+    if (op == AluOp::multiply) return f(std::multiplies<float>()), true;
+    return false;
+  }
+
   // Runs body(n, row, at) chunk by chunk over the rows of the result.
   template <class F>
   static void chunks(const View& dst, int64_t begin, int64_t end, F&& body) {
@@ -587,11 +597,21 @@ struct Semantics {
     if (c.in->transpose) return matmul_transpose(c);
     const int64_t layers = c.in->perf_mode == PerfMode::double_row ? 2 : 1;
     const int64_t rows = stationary.rows, k = rows * layers, m = stationary.free / layers, n = moving.free / layers;
-    multiply(core, c, k, m, n,
-             [=, &stationary, &moving](bool left, int64_t i, int64_t begin, int64_t count, float* to) {
-               const View& v = left ? stationary : moving;
-               return load(v, i % rows, (i / rows) * (left ? m : n) + begin, count, to);
-             });
+    auto element = [=, &stationary, &moving](bool left, int64_t i, int64_t begin, int64_t count, float* to) {
+      return load(left ? stationary : moving, i % rows, (i / rows) * (left ? m : n) + begin, count, to);
+    };
+    auto raw = [=, &stationary, &moving](bool left, int64_t i, int64_t begin, int64_t count,
+                                         uint16_t* to) -> const uint16_t* {
+      const View& v = left ? stationary : moving;
+      const int64_t row = i % rows, first = (i / rows) * (left ? m : n) + begin;
+      if (v.contiguous) return reinterpret_cast<const uint16_t*>(v.base + row * v.pitch) + first;
+      int64_t at = 0;
+      for_runs(v, row, first, count, [&](const char* p, int64_t stride, int64_t run) {
+        for (int64_t j = 0; j < run; ++j, ++at) std::memcpy(to + at, p + j * stride, 2);
+      });
+      return to;
+    };
+    multiply(core, c, k, m, n, element, raw);
   }
 
   static void matmul_transpose(const Call& c) {
@@ -616,9 +636,10 @@ struct Semantics {
     }
   }
 
-  // dst (+)= left^T right; element(left?, k, begin, count, scratch) gives rows of the factors in fp32.
-  template <class F>
-  static void multiply(Core& core, const Call& c, int64_t k, int64_t m, int64_t n, F&& element) {
+  // dst (+)= left^T right; element(left?, k, begin, count, scratch) gives rows of the factors in fp32. raw: the same as
+  // the factors have them in memory; null: they have no rows of bfloat16.
+  template <class F, class G = std::nullptr_t>
+  static void multiply(Core& core, const Call& c, int64_t k, int64_t m, int64_t n, F&& element, G&& raw = nullptr) {
     const View& dst = c.v[0];
     const Access& a = c.in->operand(0).access;
     const Kernels& kernels = K();
@@ -633,9 +654,31 @@ struct Semantics {
     }
     const bool direct = dst.contiguous && dst.dtype == Dtype::float32 && mode != Accumulate::automatic;
     const int64_t panels = (n + kernels.tile_n - 1) / kernels.tile_n;
+    const bool alike = c.v[1].dtype == c.v[2].dtype;  // packed the same way wherever a factor occurs
+    const bool pairs =
+        !std::is_null_pointer_v<std::decay_t<G>> && kernels.gemm_bf16 && alike && c.v[1].dtype == Dtype::bfloat16;
+    const int64_t depth = pairs ? (k + 1) / 2 : k;
     auto pack = [&](bool left, int64_t begin, int64_t count, int64_t tile, float* to) {
-      float* line = scratch(2, count);
       const int64_t groups = (count + tile - 1) / tile;
+      if constexpr (!std::is_null_pointer_v<std::decay_t<G>>)
+        if (pairs) {
+          auto* lines = reinterpret_cast<uint16_t*>(scratch(2, count + 1));
+          auto* pair = reinterpret_cast<uint32_t*>(to);
+          for (int64_t i = 0; i < depth; ++i) {
+            const uint16_t* low = raw(left, 2 * i, begin, count, lines);
+            uint16_t* second = lines + count;
+            if (2 * i + 1 == k) std::fill(second, second + count, 0);
+            const uint16_t* high = 2 * i + 1 < k ? raw(left, 2 * i + 1, begin, count, second) : second;
+            for (int64_t g = 0; g < groups; ++g) {
+              uint32_t* at = pair + (g * depth + i) * tile;
+              const int64_t first = g * tile, part = std::min(tile, count - first);
+              for (int64_t j = 0; j < part; ++j) at[j] = low[first + j] | static_cast<uint32_t>(high[first + j]) << 16;
+              std::fill(at + part, at + tile, 0);
+            }
+          }
+          return;
+        }
+      float* line = scratch(2, count);
       for (int64_t i = 0; i < k; ++i) {
         const float* x = element(left, i, begin, count, line);
         for (int64_t g = 0; g < groups; ++g) {
@@ -647,24 +690,30 @@ struct Semantics {
       }
     };
     auto packed = [&](bool left, int64_t begin, int64_t count, int64_t tile) -> const float* {
-      const int64_t size = (count + tile - 1) / tile * tile * k;
-      const int32_t number = c.lane ? c.in->pack[!left] : -1;
+      const int64_t size = (count + tile - 1) / tile * tile * depth;
+      const int32_t number = c.lane && alike ? c.in->pack[!left] : -1;
       bool found = false;
       float* to = number < 0 ? scratch(left ? 3 : 4, size) : c.lane->pack(number, size, found);
       if (!found) pack(left, begin, count, tile, to);
       return to;
+    };
+    auto product = [&](const float* left, const float* right, int64_t count, float* to, int64_t pitch, bool add) {
+      if (pairs)
+        kernels.gemm_bf16(reinterpret_cast<const uint32_t*>(left), reinterpret_cast<const uint32_t*>(right), depth, m,
+                          count, to, pitch, add);
+      else
+        kernels.gemm(left, right, k, m, count, to, pitch, add);
     };
     auto columns = [&](int64_t first_panel, int64_t last_panel) {
       const int64_t begin = first_panel * kernels.tile_n, count = std::min(n, last_panel * kernels.tile_n) - begin;
       const float* left = packed(true, 0, m, kernels.tile_m);
       const float* right = packed(false, begin, count, kernels.tile_n);
       if (direct) {
-        kernels.gemm(left, right, k, m, count, reinterpret_cast<float*>(dst.base) + begin, dst.pitch / 4,
-                     mode == Accumulate::add);
+        product(left, right, count, reinterpret_cast<float*>(dst.base) + begin, dst.pitch / 4, mode == Accumulate::add);
         return;
       }
       float* sum = scratch(5, m * count);
-      kernels.gemm(left, right, k, m, count, sum, count, false);
+      product(left, right, count, sum, count, false);
       float* old = scratch(6, count);
       for (int64_t r = 0; r < m; ++r) {
         float* row = sum + r * count;
@@ -944,11 +993,10 @@ struct Semantics {
         reg = static_cast<float>(info(in.op1).identity);
       if (in.reduce_cmd == ReduceCmd::load_reduce) reg = number(c, 3, r);
       apply(in.op0, false, load(c.v[1], r, 0, dst.free, x), number(c, 2, r), z, dst.free);
-      const auto f = K().binary[static_cast<int>(in.op1)];
-      for (int64_t i = 0; i < dst.free; ++i) {
-        f(z + i, 1, &reg, 1, &reg, 1);
-        z[i] = reg;
-      }
+      const auto scan = [&](auto f) {
+        for (int64_t i = 0; i < dst.free; ++i) z[i] = reg = f(z[i], reg);
+      };
+      if (!inlined(in.op1, scan)) scan([&](float a, float b) { return fold(in.op1, a, b); });
       store(dst, r, 0, dst.free, z);
     }
   }
@@ -960,13 +1008,20 @@ struct Semantics {
     float *a = scratch(0, n), *b = scratch(1, n), *z = scratch(2, n);
     for (int64_t r = begin; r < end; ++r) {
       const float *x = load(c.v[1], r, 0, n, a), *y = load(c.v[2], r, 0, n, b);
-      float state = number(c, 3, r);
-      for (int64_t i = 0; i < n; ++i) {
-        float t;
-        apply(in.op0, in.reverse0, x + i, state, &t, 1);
-        apply(in.op1, in.reverse1, &t, y[i], &state, 1);
-        z[i] = state;
-      }
+      const float initial = number(c, 3, r);
+      const bool reverse0 = in.reverse0 && info(in.op0).inputs == 2, reverse1 = in.reverse1 && info(in.op1).inputs == 2;
+      const auto scan = [&](auto f0, auto f1) {
+        float state = initial;
+        for (int64_t i = 0; i < n; ++i) {
+          const float t = reverse0 ? f0(state, x[i]) : f0(x[i], state);
+          z[i] = state = reverse1 ? f1(y[i], t) : f1(t, y[i]);
+        }
+      };
+      bool done = false;
+      inlined(in.op0, [&](auto f0) { done = inlined(in.op1, [&](auto f1) { scan(f0, f1); }); });
+      if (!done)
+        scan([&](float a, float b) { return fold(in.op0, a, b); },
+             [&](float a, float b) { return fold(in.op1, a, b); });
       store(dst, r, 0, n, z);
     }
   }

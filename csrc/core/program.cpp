@@ -131,59 +131,71 @@ Box bounding_box(const Storage& s, const Access& a) {
 
 InitMap::State InitMap::query(const Storage& s, const Access& a) const {
   if (full_) return State::all;
-  if (bits_.empty()) return State::none;
+  if (bytes_.empty()) return State::none;
   bool any = false, every = true;
   for_each_run(s, a, [&](int64_t row, int64_t at, int64_t bytes) {
-    const uint8_t* b = bits_.data() + row * row_bytes_ + at;
-    for (int64_t i = 0; i < bytes; ++i) any |= b[i], every &= b[i];
+    const uint8_t* b = bytes_.data() + row * row_bytes_ + at;
+    for (int64_t i = 0; i < bytes; ++i) any |= b[i] != unwritten, every &= b[i] != unwritten;
     return !any || every;  // some and some not: no need to look further
   });
   return every ? State::all : any ? State::some : State::none;
 }
 
-int64_t InitMap::first_unwritten(const Storage& s, const Access& a) const {
+int64_t InitMap::first_without_value(const Storage& s, const Access& a) const {
   if (full_) return -1;
   int64_t found = -1;
   for_each_run(s, a, [&](int64_t row, int64_t at, int64_t bytes) {
-    if (bits_.empty()) {
+    if (bytes_.empty()) {
       found = row * row_bytes_ + at;
       return false;
     }
-    const uint8_t* b = bits_.data() + row * row_bytes_ + at;
-    if (const void* zero = std::memchr(b, 0, bytes)) {
-      found = static_cast<const uint8_t*>(zero) - bits_.data();
-      return false;
-    }
-    return true;
+    const uint8_t* b = bytes_.data() + row * row_bytes_ + at;
+    const uint8_t* end = b + bytes;
+    const auto find = [&](Byte what) {
+      const void* p = std::memchr(b, what, end - b);
+      return p ? static_cast<const uint8_t*>(p) : end;
+    };
+    const uint8_t* first = has_garbage_ ? std::min(find(unwritten), find(garbage)) : find(unwritten);
+    if (first != end) found = first - bytes_.data();
+    return first == end;
   });
   return found;
+}
+
+int64_t InitMap::first_garbage() const {
+  if (!has_garbage_ || full_) return -1;
+  const void* p = std::memchr(bytes_.data(), garbage, bytes_.size());
+  return p ? static_cast<const uint8_t*>(p) - bytes_.data() : -1;
 }
 
 void InitMap::mark(const Storage& s, const Access& a) {
   if (full_) return;
   const int64_t total = rows_ * row_bytes_;
-  if (a.elements() * size_of(a.dtype) == total && bits_.empty()) {  // usual: the whole buffer at once
+  if (a.elements() * size_of(a.dtype) == total) {  // usual: the whole buffer at once
     const Box box = bounding_box(s, a);
     if ((box.partition_end - box.partition_begin) * (box.end - box.begin) == total) return mark_all();
   }
-  if (bits_.empty()) bits_.assign(total, 0);
+  if (bytes_.empty()) bytes_.assign(total, unwritten);
   for_each_run(s, a, [&](int64_t row, int64_t at, int64_t bytes) {
-    uint8_t* b = bits_.data() + row * row_bytes_ + at;
-    for (int64_t i = 0; i < bytes; ++i) count_ += !b[i], b[i] = 1;
+    uint8_t* b = bytes_.data() + row * row_bytes_ + at;
+    for (int64_t i = 0; i < bytes; ++i) values_ += b[i] != value, b[i] = value;
     return true;
   });
-  if (count_ == total) mark_all();
+  if (values_ == total) mark_all();
 }
 
 std::vector<uint8_t> InitMap::flags(const Storage& s, const Access& a) const {
   const int64_t item = size_of(a.dtype);
-  std::vector<uint8_t> out;
-  out.reserve(a.elements());
+  std::vector<uint8_t> out(a.elements(), full_ ? value : unwritten);
+  if (full_ || bytes_.empty()) return out;
+  size_t next = 0;
   for_each_run(s, a, [&](int64_t row, int64_t at, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += item) {
-      bool all = true;
-      for (int64_t b = 0; b < item; ++b) all = all && written(row * row_bytes_ + at + i + b);
-      out.push_back(all);
+    const uint8_t* b = bytes_.data() + row * row_bytes_ + at;
+    for (int64_t i = 0; i < bytes; i += item, ++next) {
+      uint8_t f = value;
+      for (int64_t j = 0; j < item && f != unwritten; ++j)
+        if (b[i + j] != value) f = b[i + j];
+      out[next] = f;
     }
     return true;
   });
@@ -192,22 +204,23 @@ std::vector<uint8_t> InitMap::flags(const Storage& s, const Access& a) const {
 
 void InitMap::assign(const Storage& s, const Access& a, const std::vector<uint8_t>& flags) {
   const int64_t item = size_of(a.dtype), total = rows_ * row_bytes_;
-  if (bits_.empty()) {
-    bits_.assign(total, full_);
-    count_ = full_ ? total : 0;
+  if (bytes_.empty()) {
+    bytes_.assign(total, full_ ? value : unwritten);
+    values_ = full_ ? total : 0;
     full_ = false;
   }
   size_t next = 0;
   for_each_run(s, a, [&](int64_t row, int64_t at, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += item, ++next)
-      for (int64_t b = 0; b < item; ++b) {
-        uint8_t& bit = bits_[row * row_bytes_ + at + i + b];
-        count_ += flags[next] - bit;
-        bit = flags[next];
+      for (int64_t j = 0; j < item; ++j) {
+        uint8_t& b = bytes_[row * row_bytes_ + at + i + j];
+        values_ += (flags[next] == value) - (b == value);
+        b = flags[next];
+        has_garbage_ |= b == garbage;
       }
     return true;
   });
-  if (count_ == total) mark_all();
+  if (values_ == total) mark_all();
 }
 
 // ---- lives ---------------------------------------------------------------------------------------------------------
@@ -271,8 +284,86 @@ void Program::check_capacity(const std::vector<Storage>& storages, const LiveRan
 
 // ---- initialisation ------------------------------------------------------------------------------------------------
 
+namespace {
+
+bool is_matmul(const Instruction& in) { return in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx; }
+
+// Which elements of a result depend on an element of an input.
+enum class Spread : uint8_t {
+  none,      // known only when it runs (choices by value), or not to this core
+  element,   // the same one
+  turned,    // the one at the transposed place
+  shuffled,  // those of the partitions that take its partition
+  block,     // those of its 8 partitions that share its scale
+  run,       // the one that its run of the row is reduced to
+  row,
+  column,
+  all,
+};
+
+Spread spread(const Instruction& in, size_t from, size_t to) {
+  const Access &a = in.operand(from).access, &r = in.operand(to).access;
+  switch (in.opcode) {
+    case Opcode::tensor_copy_predicated:
+    case Opcode::range_select:
+    case Opcode::affine_select:
+    case Opcode::local_gather:
+    case Opcode::nc_n_gather:
+    case Opcode::gather_flattened:
+      if (from == 1) return Spread::none;
+      break;
+    case Opcode::select_reduce:
+      if (from == 2) return Spread::none;
+      break;
+    case Opcode::quantize_mx:
+      return to == 0 ? Spread::block : Spread::none;
+    case Opcode::nc_stream_shuffle:
+      return Spread::shuffled;
+    case Opcode::sendrecv:
+    case Opcode::core_barrier:
+      return Spread::none;
+    case Opcode::nc_matmul:
+    case Opcode::nc_matmul_mx:
+      if (from == 0) return Spread::element;
+      if (in.transpose) return from == 1 ? Spread::turned : Spread::all;
+      return from == 1 || from == 3 ? Spread::row : Spread::column;
+    case Opcode::nc_transpose:
+      return Spread::turned;
+    case Opcode::dma_transpose:
+      return Spread::element;
+    case Opcode::dma_compute:
+      return a.elements() == r.elements() ? Spread::element : Spread::all;
+    case Opcode::tensor_partition_reduce:
+      return Spread::column;
+    case Opcode::nonzero_with_count:
+    case Opcode::tensor_tensor_scan:
+    case Opcode::tensor_scalar_cumulative:
+      return Spread::row;
+    case Opcode::tensor_reduce:
+      return Spread::run;
+    default:
+      break;
+  }
+  if (in.spec().locality != Locality::row) return Spread::all;
+  if (a.elements() == r.elements()) return Spread::element;
+  return r.free_size() == 1 ? Spread::run : Spread::row;
+}
+
+// Does the instruction pass elements on without computing on them?
+bool moves(const Instruction& in) {
+  return in.opcode == Opcode::dma_copy || in.opcode == Opcode::tensor_copy || in.opcode == Opcode::nc_transpose ||
+         in.opcode == Opcode::dma_transpose || in.opcode == Opcode::nc_stream_shuffle ||
+         (in.opcode == Opcode::nc_matmul && in.transpose);
+}
+
+}  // namespace
+
 void Tracker::allocate(uint32_t storage, const Storage& s) {
-  if (maps_.size() <= storage) maps_.resize(storage + 1), writer_.resize(storage + 1, 0);
+  if (maps_.size() <= storage) {
+    maps_.resize(storage + 1);
+    writer_.resize(storage + 1, 0);
+    origin_.resize(storage + 1);
+  }
   maps_[storage] = InitMap(s.partitions, s.row_bytes, s.external);
   writer_[storage] = 0;
   live_.allocate(storage, s);
@@ -280,25 +371,83 @@ void Tracker::allocate(uint32_t storage, const Storage& s) {
 
 void Tracker::release(uint32_t storage) { maps_[storage] = InitMap(); }
 
-bool Tracker::move(const std::vector<Storage>& storages, const Instruction& in) {
-  const bool transpose = in.opcode == Opcode::nc_transpose || (in.opcode == Opcode::nc_matmul && in.transpose);
-  if (!transpose && in.opcode != Opcode::dma_copy && in.opcode != Opcode::tensor_copy) return false;
-  const Access &dst = in.operand(0).access, &src = in.operand(1).access;
-  if (dst.is_dynamic() || src.is_dynamic() || dst.elements() != src.elements()) return false;
-  if (maps_[src.storage].first_unwritten(storages[src.storage], src) < 0) return false;
-  const std::vector<uint8_t> from = maps_[src.storage].flags(storages[src.storage], src);
-  if (std::none_of(from.begin(), from.end(), [](uint8_t f) { return f; })) return false;  // nothing to move: a mistake
-  std::vector<uint8_t> to = from;
-  if (transpose) {
-    const int64_t rows = src.partitions(), columns = src.free_size();
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < columns; ++c) to[c * rows + r] = from[r * columns + c];
+std::string Tracker::describe(const std::vector<Storage>& storages, const Read& r) const {
+  const Storage& s = storages[r.storage];
+  std::ostringstream out;
+  out << spec(r.opcode).name << " " << r.operand << " reads uninitialised memory @" << r.source << ": " << s.name;
+  if (on_chip(s.memory))
+    out << " partition " << r.byte / s.row_bytes << ", element " << r.byte % s.row_bytes / size_of(r.dtype);
+  else
+    out << " element " << r.byte / size_of(r.dtype);
+  out << " was never written";
+  if (r.writer)
+    out << "; the last write to this buffer is @" << r.writer;
+  else
+    out << "; the buffer was allocated @" << s.source << " and nothing writes it";
+  return out.str();
+}
+
+// Where the garbage comes from that a read of the access gives; null: it gives values.
+Tracker::Origin Tracker::read(const std::vector<Storage>& storages, const Instruction& in, const Access& a,
+                              std::string_view operand, bool must_be_value) {
+  live_.use(a.storage);
+  if (!check_ || a.is_dynamic()) return nullptr;
+  const InitMap& map = maps_[a.storage];
+  const int64_t at = map.first_without_value(storages[a.storage], a);
+  if (at < 0) return nullptr;
+  Origin origin = map.written(at) ? origin_[a.storage] : nullptr;
+  if (!origin) {
+    const auto writer = writer_[a.storage];
+    origin = std::make_shared<Read>(in.opcode, operand, a.storage, in.source, writer, a.dtype, at);
   }
-  for (size_t i = 0; i < in.operands.size(); ++i)
-    if (in.operands[i].is_tile()) live_.use(in.operands[i].access.storage);
-  maps_[dst.storage].assign(storages[dst.storage], dst, to);
-  writer_[dst.storage] = in.source;
-  return true;
+  if (must_be_value || map.query(storages[a.storage], a) == InitMap::State::none)
+    throw UninitialisedRead(describe(storages, *origin));
+  return origin;
+}
+
+// Notes what an operand holds after the instruction. without_value: inputs that do not hold values only.
+void Tracker::write(const std::vector<Storage>& storages, const Instruction& in, size_t operand,
+                    const std::vector<size_t>& without_value, const Origin& origin) {
+  const Access& r = in.operand(operand).access;
+  InitMap& map = maps_[r.storage];
+  writer_[r.storage] = in.source;
+  if (r.is_dynamic()) return map.mark_all();  // where it wrote is known at run time only
+  std::vector<uint8_t> to;
+  for (size_t i : without_value) {
+    const Spread how = spread(in, i, operand);
+    const Access& a = in.operand(i).access;
+    if (how == Spread::none) continue;
+    if (to.empty()) to.assign(r.elements(), InitMap::value);
+    const std::vector<uint8_t> from = maps_[a.storage].flags(storages[a.storage], a);
+    const bool on = on_chip(storages[r.storage].memory);
+    const int64_t rows = on ? r.partitions() : 1, columns = r.elements() / rows, width = a.free_size();
+    const bool keep = i == 0;  // a matmul adds to what was written and overwrites the rest
+    for (int64_t e = 0; e < static_cast<int64_t>(from.size()); ++e) {
+      if (from[e] == InitMap::value || (keep && from[e] == InitMap::unwritten)) continue;
+      const uint8_t f = moves(in) && on ? from[e] : static_cast<uint8_t>(InitMap::garbage);
+      const int64_t p = e / width, c = e % width;
+      auto fill = [&](int64_t first, int64_t step, int64_t count) {
+        for (int64_t k = 0; k < count; ++k)
+          if (const int64_t at = first + k * step; at < static_cast<int64_t>(to.size())) to[at] = f;
+      };
+      if (how == Spread::element) fill(e, 1, 1);
+      if (how == Spread::turned) fill(c * columns + p, 1, 1);
+      if (how == Spread::shuffled)
+        for (int64_t q = 0; q < rows; ++q)
+          if (const int64_t lane = in.list[q % 32];
+              lane != 255 && std::min(q / 32 * 32 + lane, a.partitions() - 1) == p)
+            fill(q * columns + c, 1, 1);
+      if (how == Spread::block) fill(p / 8 * 8 * columns + c / 4, columns, 8);
+      if (how == Spread::run) fill(p * columns + c / std::max<int64_t>(1, width / columns), 1, 1);
+      if (how == Spread::row) fill((is_matmul(in) ? c % rows : p) * columns, 1, columns);
+      if (how == Spread::column) fill(c % columns, columns, rows);
+      if (how == Spread::all) fill(0, 1, rows * columns);
+    }
+  }
+  if (to.empty()) return map.mark(storages[r.storage], r);
+  map.assign(storages[r.storage], r, to);
+  origin_[r.storage] = origin;
+  if (!moves(in) && !first_) first_ = origin;
 }
 
 void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool in_loop) {
@@ -310,82 +459,52 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
     maps_[in.reg] = InitMap(storages[in.reg].partitions, storages[in.reg].row_bytes, false);
     return;
   }
-  if (check_ && move(storages, in)) return;
-  const bool matmul = in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx;
-  auto read = [&](const Access& a, std::string_view name) {
-    live_.use(a.storage);
-    if (!check_ || a.is_dynamic()) return;
-    const int64_t at = maps_[a.storage].first_unwritten(storages[a.storage], a);
-    if (at < 0) return;
-    const Storage& s = storages[a.storage];
-    std::ostringstream out;
-    out << sp.name << " " << name << " reads uninitialised memory: " << s.name;
-    if (on_chip(s.memory))
-      out << " partition " << at / s.row_bytes << ", element " << at % s.row_bytes / size_of(a.dtype);
-    else
-      out << " element " << at / size_of(a.dtype);
-    out << " was never written";
-    if (writer_[a.storage])
-      out << "; the last write to this buffer is @" << writer_[a.storage];
-    else
-      out << "; the buffer was allocated @" << s.source << " and nothing writes it";
-    throw UninitialisedRead(out.str());
-  };
-  std::vector<int64_t> garbage;  // partitions of the result
+  std::vector<size_t> without_value;
+  Origin origin;
   for (size_t i = 0; i < in.operands.size(); ++i) {
     const Operand& o = in.operands[i];
     if (!o.is_tile()) continue;
     const Role role = sp.operands[i].role;
-    if (o.access.index) read(*o.access.index, "index");
-    if (role == Role::write) continue;
-    // What a read-modify-write keeps may be garbage; only matmul's explicit sum needs it.
-    if (role == Role::read_write) {
-      if (matmul && in.accumulate == Accumulate::add) read(o.access, sp.operands[i].name);
+    if (o.access.index) read(storages, in, *o.access.index, "index", true);
+    if (role == Role::write || in.opcode == Opcode::core_barrier) continue;
+    if (role == Role::read_write && !(is_matmul(in) && in.accumulate == Accumulate::add)) {
+      // What a read-modify-write keeps may be garbage; only a matmul's sum is computed from it.
+      if (is_matmul(in) && in.accumulate == Accumulate::automatic && maps_[o.access.storage].first_garbage() >= 0) {
+        without_value.push_back(i);
+        origin = origin ? origin : origin_[o.access.storage];
+      }
       continue;
     }
-    if (in.opcode == Opcode::core_barrier) continue;
-    if (in.opcode == Opcode::sendrecv &&  // moves data: what was not written may go along
-        maps_[o.access.storage].query(storages[o.access.storage], o.access) != InitMap::State::none) {
-      live_.use(o.access.storage);
-      continue;
+    const bool must_be_value = role == Role::index || in.opcode == Opcode::register_load;
+    if (Origin found = read(storages, in, o.access, sp.operands[i].name, must_be_value)) {
+      without_value.push_back(i);
+      origin = origin ? origin : found;
     }
-    if (in.opcode == Opcode::nonzero_with_count) {  // every 16th partition by itself: garbage in, garbage out
-      Access row = o.access;
-      row.dims[0].size = 1;
-      for (int64_t p = 0; p < o.access.partitions(); p += 16) {
-        row.offset = o.access.offset + p * o.access.dims[0].stride;
-        if (maps_[row.storage].first_unwritten(storages[row.storage], row) >= 0) garbage.push_back(p);
-      }
-      if (static_cast<int64_t>(garbage.size()) * 16 < o.access.partitions()) {
-        live_.use(row.storage);
-        continue;
-      }
-    }
-    read(o.access, sp.operands[i].name);
   }
   for (size_t i = 0; i < in.operands.size(); ++i) {
     const Operand& o = in.operands[i];
     const Role role = sp.operands[i].role;
     if (!o.is_tile() || (role != Role::write && role != Role::read_write)) continue;
-    const Access& a = o.access;
-    live_.use(a.storage);
-    if (matmul && in.accumulate == Accumulate::automatic && !in_loop) {
-      const auto state = maps_[a.storage].query(storages[a.storage], a);
+    live_.use(o.access.storage);
+    if (is_matmul(in) && in.accumulate == Accumulate::automatic && !in_loop) {
+      const auto state = maps_[o.access.storage].query(storages[o.access.storage], o.access);
       if (state == InitMap::State::none) in.accumulate = Accumulate::overwrite;
       if (state == InitMap::State::all) in.accumulate = Accumulate::add;
     }
-    if (a.is_dynamic())
-      maps_[a.storage].mark_all();  // where it wrote is known at run time only
-    else
-      maps_[a.storage].mark(storages[a.storage], a);
-    for (int64_t p : garbage) {
-      Access row = a;
-      row.dims[0].size = 1;
-      row.offset = a.offset + p * a.dims[0].stride;
-      maps_[a.storage].assign(storages[a.storage], row, std::vector<uint8_t>(row.elements(), 0));
-    }
-    writer_[a.storage] = in.source;
+    write(storages, in, i, without_value, origin);
   }
+}
+
+void Tracker::check_results(const std::vector<Storage>& storages, const std::vector<uint32_t>& results) const {
+  if (!check_) return;
+  for (uint32_t r : results)
+    if (maps_[r].first_garbage() >= 0)
+      throw UninitialisedRead(describe(storages, *origin_[r]) + "; it reaches the result " + storages[r].name +
+                              ", last written @" + std::to_string(writer_[r]));
+}
+
+std::string Tracker::first_read(const std::vector<Storage>& storages) const {
+  return first_ ? describe(storages, *first_) : std::string();
 }
 
 // ---- building ------------------------------------------------------------------------------------------------------
@@ -411,9 +530,8 @@ Instruction& Program::append(Instruction in) {
   return instructions_.back();
 }
 
-void Program::seal(int64_t sbuf_bytes, bool several) {
+void Program::seal(bool several) {
   if (!open_loops_.empty()) throw Error("a loop has no end");
-  check_capacity(storages_, tracker_.live(), sbuf_bytes);
   plan_ = make_plan(*this, several);
 }
 

@@ -132,30 +132,37 @@ class LiveRanges {
   int64_t now_ = 0;
 };
 
-// Which bytes of a buffer have been written.
+// What each byte of a buffer holds: a value, nothing (never written), or garbage (computed from what was never
+// written).
 class InitMap {
  public:
+  enum Byte : uint8_t { unwritten, value, garbage };
+  enum class State : uint8_t { none, some, all };
+
   InitMap() = default;
   InitMap(int64_t rows, int64_t row_bytes, bool full) : rows_(rows), row_bytes_(row_bytes), full_(full) {}
-  enum class State : uint8_t { none, some, all };
+  // How much of the access has been written, with values or garbage.
   State query(const Storage& s, const Access& a) const;
-  // Linear byte address of the first byte of the access that nobody wrote; -1: none.
-  int64_t first_unwritten(const Storage& s, const Access& a) const;
+  // Linear byte address of the first byte of the access that holds no value; -1: none.
+  int64_t first_without_value(const Storage& s, const Access& a) const;
   void mark(const Storage& s, const Access& a);
-  // One flag per element of the access, in its order: has all of it been written?
+  // What each element of the access holds, in its order.
   std::vector<uint8_t> flags(const Storage& s, const Access& a) const;
   void assign(const Storage& s, const Access& a, const std::vector<uint8_t>& flags);
-  void mark_all() { full_ = true, bits_.clear(); }
-  bool written(int64_t byte) const { return full_ || (!bits_.empty() && bits_[byte]); }
+  void mark_all() { full_ = true, bytes_.clear(); }
+  bool written(int64_t byte) const { return full_ || (!bytes_.empty() && bytes_[byte]); }
+  int64_t first_garbage() const;
 
  private:
-  int64_t rows_ = 0, row_bytes_ = 0, count_ = 0;
+  int64_t rows_ = 0, row_bytes_ = 0, values_ = 0;
   bool full_ = false;
-  std::vector<uint8_t> bits_;  // one per byte, made at the first partial write
+  bool has_garbage_ = false;
+  std::vector<uint8_t> bytes_;  // made at the first partial write
 };
 
-// Follows a program's writes: reports computing on what nobody wrote, decides whether a matmul overwrites or adds.
-// Instructions that only move data move the state of their elements too.
+// Follows what a program's memory holds. Reading what nothing wrote makes garbage, as on hardware, where kernels may
+// compute on rows that they never use; it is an error when all that is read is unwritten, when it is an index, or when
+// garbage is in a result at the end. Also decides whether a matmul overwrites or adds.
 class Tracker {
  public:
   void allocate(uint32_t storage, const Storage& s);
@@ -163,17 +170,35 @@ class Tracker {
   void mark_all(uint32_t storage) { maps_[storage].mark_all(); }
   // Throws UninitialisedRead. Resolves `accumulate` when it is the same for all elements.
   void visit(const std::vector<Storage>& storages, Instruction& instruction, bool in_loop);
+  // Throws UninitialisedRead if one of these buffers holds garbage.
+  void check_results(const std::vector<Storage>& storages, const std::vector<uint32_t>& results) const;
+  // The first read of something unwritten that a computation used; empty: none.
+  std::string first_read(const std::vector<Storage>& storages) const;
   LiveRanges& live() { return live_; }
   const LiveRanges& live() const { return live_; }
   const InitMap& map(uint32_t storage) const { return maps_[storage]; }
-  uint32_t last_writer(uint32_t storage) const { return writer_[storage]; }
   bool& check() { return check_; }
 
  private:
-  bool move(const std::vector<Storage>& storages, const Instruction& in);
+  struct Read {  // of something unwritten
+    Opcode opcode;
+    std::string_view operand;
+    uint32_t storage, source, writer;
+    Dtype dtype;
+    int64_t byte;
+  };
+  using Origin = std::shared_ptr<const Read>;
+
+  std::string describe(const std::vector<Storage>& storages, const Read& read) const;
+  Origin read(const std::vector<Storage>& storages, const Instruction& in, const Access& a, std::string_view operand,
+              bool must_be_value);
+  void write(const std::vector<Storage>& storages, const Instruction& in, size_t operand,
+             const std::vector<size_t>& without_value, const Origin& origin);
 
   std::vector<InitMap> maps_;
   std::vector<uint32_t> writer_;  // source line
+  std::vector<Origin> origin_;    // of a buffer's garbage
+  Origin first_;
   LiveRanges live_;
   bool check_ = true;
 };
@@ -188,8 +213,8 @@ class Program {
   void validate(Instruction& instruction) const;
   Instruction& append(Instruction instruction);
 
-  // After the last instruction: makes the plan that the executor follows (see plan.h). Throws CapacityError.
-  void seal(int64_t sbuf_bytes, bool several = false);
+  // After the last instruction: makes the plan that the executor follows (see plan.h). several: other cores run too.
+  void seal(bool several = false);
 
   struct Peak {
     int64_t bytes = 0, time = 0;
@@ -206,6 +231,7 @@ class Program {
   int loop_depth() const { return static_cast<int>(open_loops_.size()); }
 
   static Peak peak(const std::vector<Storage>& storages, const LiveRanges& live, Memory memory);
+  // Throws CapacityError.
   static void check_capacity(const std::vector<Storage>& storages, const LiveRanges& live, int64_t sbuf_bytes);
 
  private:

@@ -43,9 +43,16 @@ void check_operand(const Instruction& in, const OperandSpec& o, const Operand& o
   if (a.free_size() > o.max_free) fail(in, o.name, text("free size ", a.free_size(), " exceeds maximum ", o.max_free));
 }
 
-// Compute engines address partitions in groups: P > 64 starts at 0, P > 32 at 0 or 64, others at multiples of 32.
+// Compute engines address partitions in groups: P > 64 starts at 0, P > 32 at 0 or 64, others at multiples of 32. Of MX
+// scales each 32 partitions hold 4 rows, from row 0, 4, 8 or 12 on.
 void check_start_partition(const Instruction& in, const OperandSpec& o, const Access& a, const Storage& s) {
   const int64_t start = s.partition_start + a.offset / std::max<int64_t>(1, s.row_bytes / size_of(a.dtype));
+  if (o.types == dtypes(Dtype::uint8, Dtype::float8_e8m0fnu)) {
+    if (start % 4 || start % 32 > 12)
+      fail(in, o.name,
+           text("start partition ", start, " is not allowed; it must be 0, 4, 8 or 12 within 32 partitions"));
+    return;
+  }
   const int64_t unit = a.partitions() > 64 ? 128 : a.partitions() > 32 ? 64 : 32;
   if (start % unit)
     fail(in, o.name,

@@ -2,6 +2,7 @@
 #include "simd/kernels.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -106,6 +107,44 @@ TEST(gemm_is_the_sum_of_products) {
     std::vector<float> c(m * n, 1.0f);
     const auto pa = pack(a, m, k.tile_m), pb = pack(b, n, k.tile_n);
     k.gemm(pa.data(), pb.data(), depth, m, n, c.data(), n, true);
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        double want = 1;
+        for (int64_t q = 0; q < depth; ++q) want += static_cast<double>(a[q * m + i]) * b[q * n + j];
+        CHECK(std::fabs(c[i * n + j] - want) < 1e-5 * static_cast<double>(depth));
+      }
+  }
+}
+
+TEST(bf16_gemm_is_the_sum_of_products) {
+  const Kernels& k = kernels();
+  if (!k.gemm_bf16) return;
+  for (auto [depth, m, n] : {std::array<int64_t, 3>{1, 1, 1}, {4, 7, 19}, {128, 128, 512}, {18, 13, 100}}) {
+    auto rounded = [&](int64_t count, int seed) {
+      auto x = uniform(count, -1, 1, seed);
+      for (float& v : x) {
+        uint32_t bits;
+        std::memcpy(&bits, &v, 4);
+        bits &= 0xffff0000;
+        std::memcpy(&v, &bits, 4);
+      }
+      return x;
+    };
+    const auto a = rounded(depth * m, 1), b = rounded(depth * n, 2);
+    auto pack = [&](const std::vector<float>& from, int64_t width, int64_t tile) {
+      const int64_t panels = (width + tile - 1) / tile, pairs = (depth + 1) / 2;
+      std::vector<uint32_t> to(panels * tile * pairs, 0);
+      for (int64_t i = 0; i < depth; ++i)
+        for (int64_t j = 0; j < width; ++j) {
+          uint32_t bits;
+          std::memcpy(&bits, &from[i * width + j], 4);
+          to[(j / tile * pairs + i / 2) * tile + j % tile] |= i % 2 ? bits : bits >> 16;
+        }
+      return to;
+    };
+    std::vector<float> c(m * n, 1.0f);
+    const auto pa = pack(a, m, k.tile_m), pb = pack(b, n, k.tile_n);
+    k.gemm_bf16(pa.data(), pb.data(), (depth + 1) / 2, m, n, c.data(), n, true);
     for (int64_t i = 0; i < m; ++i)
       for (int64_t j = 0; j < n; ++j) {
         double want = 1;

@@ -76,7 +76,7 @@ TEST(a_tile_loop_becomes_parts_without_copies) {
         AluOp::multiply);
     add(p, Opcode::dma_copy, {tile(out, rows, columns, i * rows * columns), tile(t, rows, columns)});
   }
-  p.seal(1 << 20);
+  p.seal();
   const Plan& plan = p.plan();
   CHECK_EQ(plan.parts.size(), static_cast<size_t>(tiles));
   CHECK_EQ(plan.code.size(), static_cast<size_t>(2 * tiles));  // no copy is left
@@ -169,7 +169,7 @@ TEST(random_plans_equal_a_loop_over_elements) {
           for (int64_t i = 0; i < size; ++i) model[d][i] = model[x][i] < 1 ? 1.0f : 0.0f;
       }
     }
-    p.seal(1 << 20);
+    p.seal();
     for (bool two : {false, true}) {
       const Threads threads(two);
       std::fill(output.begin(), output.end(), -1.0f);
@@ -209,7 +209,7 @@ TEST(matmul_parts_equal_a_triple_loop) {
       add(p, Opcode::tensor_copy, {tile(c, m, n), tile(sum, m, n)});
       add(p, Opcode::dma_copy, {tile(out, m, n, i * m * n * columns + j * n, n * columns), tile(c, m, n)});
     }
-  p.seal(1 << 20);
+  p.seal();
   CHECK_EQ(p.plan().parts.size(), static_cast<size_t>(rows * columns));
   CHECK(p.plan().packs > 0);
   for (bool two : {false, true}) {

@@ -1,6 +1,7 @@
 """Every function of the public API 0.6 is there, with its parameters in their order (api_0_6.json)."""
 
 import ast
+import dataclasses
 import inspect
 import json
 from pathlib import Path
@@ -39,6 +40,37 @@ def test_types_memories_and_enumerations():
     assert nisa.vector_engine is nisa.engine.vector and nisa.constants.engine is nisa.engine
     assert [c.value for c in nisa.reduce_cmd] == [0, 1, 2, 3, 4] and nisa.nc_version.gen4.value == 4
     assert nki.typing.tensor[128, 512] is not None and issubclass(type(nl.NKIObject()), nl.NKIObject)
+
+
+@pytest.mark.parametrize("decorate", [dataclasses.dataclass, lambda c: c], ids=["dataclass", "plain class"])
+def test_fields_of_kernel_classes(decorate):
+    @decorate
+    class Section(nki.language.NKIObject):
+        rows: int
+        tag: str
+        parts: list = dataclasses.field(default_factory=list)
+        offset = None
+        scale = 2.0
+
+        def end(self):
+            return self.offset + self.rows
+
+    @decorate
+    class Tail(Section):
+        last: bool = True
+
+    s = Section(rows=3, offset=4)  # a field may be left out
+    assert (s.end(), s.scale, Section(1).offset, s.parts) == (7, 2.0, None, []) and not hasattr(s, "tag")
+    assert Section(1).parts is not Section(1).parts
+    assert (Tail(1, "x").last, Tail(1, last=False).last) == (True, False)
+    with pytest.raises(TypeError, match="colour"):
+        Section(rows=1, colour=2)
+
+    class Own(Section):
+        def __init__(self):
+            self.rows = 5
+
+    assert Own().rows == 5
 
 
 def _mentioned(path):

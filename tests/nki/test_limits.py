@@ -151,6 +151,7 @@ def test_uninitialised_reads_name_both_lines():
         t = nl.ndarray((128, 64), nl.float32)
         nisa.memset(t[0:64, 0:32], 0)
         nisa.tensor_scalar(t, t, nl.add, 1.0)
+        nisa.dma_copy(x, t)
         return x
 
     start = inspect.getsourcelines(k)[1]
@@ -178,12 +179,91 @@ def test_copies_and_transposes_carry_what_is_written():
         nisa.tensor_copy(u, t)
         p = nl.ndarray((64, 128), nl.float32, nl.psum)
         nisa.nc_transpose(p, u)
-        nisa.tensor_scalar(nl.ndarray((64, part), nl.float32), p[:, 0:part], nl.add, 1.0)
+        v = nl.ndarray((64, part), nl.float32)
+        nisa.tensor_scalar(v, p[:, 0:part], nl.add, 1.0)
+        nisa.dma_copy(x[0:64, 0:part], v[:, 0:part])
         return x
 
-    nki.simulate(k)(X, 64)
+    wide = np.zeros((128, 128), F32)
+    nki.simulate(k)(wide, 64)
     with pytest.raises(nki.NkiUninitialisedReadError, match="partition 0, element 64"):
-        nki.simulate(k)(X, 65)
+        nki.simulate(k)(wide, 65)
+
+
+def half_written(then):
+    """A kernel that doubles a tile of which only rows 0 to 63 are written; then(out, tile) makes the result."""
+
+    def k(x):
+        out = nl.ndarray((128, 64), nl.float32, nl.shared_hbm)
+        t = nl.ndarray((128, 64), nl.float32)
+        nisa.memset(t[0:64], 1.0)
+        nisa.tensor_scalar(t, t, nl.multiply, 2.0)
+        then(out, t)
+        return out
+
+    return k
+
+
+def product(out, t):
+    p, one = nl.ndarray((64, 64), nl.float32, nl.psum), sb(128, 64)
+    nisa.nc_matmul(p, t, one)
+    nisa.tensor_copy(t[0:64], p)
+    nisa.dma_copy(out[0:64], t[0:64])
+
+
+def row_sums(out, t):
+    s = sb(128, 1)
+    nisa.tensor_reduce(s, nl.add, t, 1)
+    nisa.dma_copy(out[:, 0:1], s)
+
+
+REACHES = {
+    "copy": lambda out, t: nisa.dma_copy(out, t),
+    "bad row alone": lambda out, t: nisa.dma_copy(out[64:65], t[64:65]),
+    "matmul over all rows": product,
+    "shuffle of bad rows": lambda out, t: (
+        nisa.nc_stream_shuffle(t[0:32], t[64:96], [0] * 32),
+        nisa.dma_copy(out[0:32], t[0:32]),
+    ),
+    "row sums": row_sums,
+    "scalar operand": lambda out, t: (
+        nisa.tensor_scalar(u := sb(128, 64), u, nl.add, t[:, 3:4]),
+        nisa.dma_copy(out, u),
+    ),
+}
+DOES_NOT_REACH = {
+    "good rows": lambda out, t: nisa.dma_copy(out[0:64], t[0:64]),
+    "written later": lambda out, t: (nisa.memset(t[64:128], 0), nisa.dma_copy(out, t)),
+    "matmul over good rows": lambda out, t: (
+        nisa.nc_matmul(p := nl.ndarray((64, 64), nl.float32, nl.psum), t[0:64], sb(64, 64)),
+        nisa.tensor_copy(t[0:64], p),
+        nisa.dma_copy(out[0:64], t[0:64]),
+    ),
+    "shuffled from good rows": lambda out, t: (
+        nisa.nc_stream_shuffle(u := sb(128, 64), t[0:64][0:1], [0] * 32),
+        nisa.nc_stream_shuffle(t, t, [*range(32)]),
+        nisa.dma_copy(out[0:64], t[0:64]),
+        nisa.dma_copy(out[64:128], u[0:64]),
+    ),
+    "selected away": lambda out, t: (
+        nisa.affine_select(u := sb(128, 64), [[0, 64]], -1, t, 0.0, nl.greater, 64),
+        nisa.dma_copy(out, u),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", [nki.simulate, nki.jit])
+@pytest.mark.parametrize("then", REACHES)
+def test_what_is_computed_from_nothing_may_not_reach_a_result(then, way):
+    with pytest.raises(nki.NkiUninitialisedReadError, match=r"tensor_scalar data.*partition 64, element 0.*result"):
+        way(half_written(REACHES[then]))(X)
+
+
+@pytest.mark.parametrize("way", [nki.simulate, nki.jit])
+@pytest.mark.parametrize("then", DOES_NOT_REACH)
+def test_what_no_result_depends_on_is_a_warning(then, way):
+    with pytest.warns(nki.NkiUninitialisedReadWarning, match="partition 64.*no result"):
+        way(half_written(DOES_NOT_REACH[then]))(X)
 
 
 def test_a_tile_made_again_is_uninitialised_again():
@@ -223,6 +303,13 @@ def test_capacity(way):
         return x
 
     way(reuse)(X)
+
+
+@pytest.mark.parametrize("way", [nki.simulate, nki.jit])
+def test_what_does_not_fit_may_spill(way, monkeypatch):
+    monkeypatch.setenv("TORCH_NEURON_NKI_SPILL", "1")
+    with pytest.warns(nki.NkiSpillWarning, match="PSUM capacity exceeded.*would spill"):
+        way(fill_psum(9))(X)
 
 
 def test_two_cores_have_their_own_limits():

@@ -174,6 +174,34 @@ def test_quantize_mx_and_matmul_mx(run, rng, monkeypatch):
         np.testing.assert_allclose(got, np.einsum("kml,knl->mn", x, y), rtol=1e-5, atol=1e-3)
 
 
+def test_mx_scales_of_two_tiles_share_a_buffer(rng, monkeypatch):
+    """Beside each other, in rows 0 to 3 and 4 to 7 of each 32 partitions, they give what scales by themselves give."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    a, b = (rng.standard_normal((128, 4 * n)).astype(ml_dtypes.bfloat16) for n in (32, 40))
+
+    def kernel(first, second, start):
+        out = nl.ndarray((32, 40), nl.float32, nl.shared_hbm)
+        scales = [nl.ndarray((128, 40), nl.uint8) for _ in range(1 if start else 2)]
+        for s in scales:
+            nisa.memset(s, 0)
+        factors = []
+        for x, s in ((first, scales[0][:, 0:32]), (second, scales[-1][start:])):
+            t = nl.load(x)
+            q = nl.ndarray((128, x.shape[1] // 4), nl.float8_e4m3fn_x4)
+            nisa.quantize_mx(q, t, s)
+            factors.append((q, s))
+        p = nl.ndarray((32, 40), nl.float32, nl.psum)
+        (x, sx), (y, sy) = factors
+        nisa.nc_matmul_mx(p, x, y, sx, sy)
+        nl.store(out, nl.copy(p))
+        return out
+
+    apart = nki.simulate(kernel)(a, b, 0)
+    np.testing.assert_array_equal(nki.simulate(kernel)(a, b, 4), apart)
+    with pytest.raises(nki.NkiValidationError, match="dst_scale start partition 6.*0, 4, 8 or 12"):
+        nki.simulate(kernel)(a, b, 6)
+
+
 def test_matmul_mx_fp4(run, rng):
     """Four 4-bit values per element: sign, two exponent bits, one mantissa bit."""
     codes = rng.integers(0, 16, (32, 16, 4))

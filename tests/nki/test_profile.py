@@ -54,7 +54,25 @@ def test_transfers_and_engines_overlap():
             events = [e for e in p.instructions if e.engine == engine]
             assert all(a.end <= b.start + 1e-9 for a, b in zip(events, events[1:]))
         assert p.critical_path[-1].end == pytest.approx(p.latency_us)
+        starts = targets.get("trn2").values["dma_start_ns"] / 1e3  # of the first transfer
+        assert p.critical_path[0].start <= starts + 1e-9
         assert all(a.end <= b.end for a, b in zip(p.critical_path, p.critical_path[1:]))
+
+
+def test_each_core_has_its_own_timeline():
+    @nki.jit
+    def second_works(x):
+        t = nl.ndarray((128, 64), nl.float32)
+        nisa.memset(t, 1.0)
+        for _ in range(10 * nl.program_id(0)):
+            nisa.tensor_scalar(t, t, nl.add, 1.0)
+        nisa.core_barrier(x, (0, 1))
+        return x
+
+    one, two = (nki.profile(second_works[2], target="trn2", core=c)(np.zeros((128, 64), F32)) for c in (0, 1))
+    assert len(two.instructions) == len(one.instructions) + 10 and two.latency_us > one.latency_us
+    with pytest.raises(ValueError, match="no core 1"):
+        nki.profile(second_works, core=1)
 
 
 def test_sbuf_over_time():

@@ -214,3 +214,16 @@ def test_kernels_that_ask_for_values_run_step_by_step(capsys):
 
     np.testing.assert_array_equal(k(np.array([[3]], np.int32)), [[2.5, 2.5, 2.5]])
     assert "v = [[2.5 2.5 2.5]]" in capsys.readouterr().out
+
+
+def test_arguments_are_in_hbm_that_cores_share():
+    seen = []
+
+    @nki.jit
+    def k(x):
+        seen.append(x.buffer)
+        return x
+
+    nki.simulate(k)(np.zeros((2, 2), np.float32))
+    nki.simulate(k[2])(np.zeros((2, 2), np.float32))
+    assert seen == [nl.hbm, nl.shared_hbm, nl.shared_hbm]

@@ -120,7 +120,8 @@ def markdown(verdict: Verdict) -> str:
     failed = [[f"`{_say(c)}`", verdict.records[c]["detail"].replace("|", "\\|")] for c in verdict.of("failed")]
     parts = [
         "# Conformance\n",
-        "Written by `python -m torchneuron.conformance`; do not edit.\n",
+        "Written by `python -m torchneuron.conformance`; do not edit. The suite of NKI kernels: "
+        "[nki-conformance.md](nki-conformance.md).\n",
         f"PyTorch {torch.__version__.split('+')[0]}. PyTorch's own databases of operators (`op_db`), Python references "
         "(`python_ref_db`), modules (`module_db`) and optimizers (`optim_db`) on `neuron` against CPU. A **case** is "
         "one entry, one data type and one kind of use. It passes if for each sample neuron gives the values, data "

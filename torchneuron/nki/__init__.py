@@ -6,7 +6,9 @@ from .errors import (
     NkiDeadlockError,
     NkiError,
     NkiOutOfBoundsError,
+    NkiSpillWarning,
     NkiUninitialisedReadError,
+    NkiUninitialisedReadWarning,
     NkiValidationError,
 )
 from .jit import Kernel, jit, simulate, simulate_ranks
@@ -19,7 +21,7 @@ dtype = dtypes
 cpu_simulate = simulate  # name before API 0.5
 
 __all__ = [
-    "Kernel", "NkiCapacityError", "NkiDeadlockError", "NkiError", "NkiOutOfBoundsError", "NkiTensor",
-    "NkiUninitialisedReadError", "NkiValidationError", "Profile", "collectives", "dtype", "isa", "jit", "language",
-    "profile", "simulate", "simulate_ranks", "typing",
+    "Kernel", "NkiCapacityError", "NkiDeadlockError", "NkiError", "NkiOutOfBoundsError", "NkiSpillWarning", "NkiTensor",
+    "NkiUninitialisedReadError", "NkiUninitialisedReadWarning", "NkiValidationError", "Profile", "collectives", "dtype",
+    "isa", "jit", "language", "profile", "simulate", "simulate_ranks", "typing",
 ]  # fmt: skip

@@ -72,8 +72,8 @@ def as_input(x: object) -> Input:
         return Input(x, shape, t, memory.ctypes.data, memory, memory is not x and x.flags.writeable)
     detached = x.detach()
     memory = detached.contiguous()
-    if memory.device.type == "neuron":
-        _torch().neuron.synchronize()
+    if memory.device.type == "neuron":  # what its stream still holds comes first, as for every operator
+        _torch().neuron.current_stream(memory.device).synchronize()
     return Input(detached, shape, t, memory.data_ptr(), memory, memory.data_ptr() != detached.data_ptr())
 
 

@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> int:
         c.add_argument("--lnc", type=int, default=1, choices=(1, 2), help="cores")
         c.set_defaults(handler=handler)
         if name == "profile":
+            c.add_argument("--core", type=int, default=0, choices=(0, 1), help="which core of --lnc 2")
             c.add_argument("--target", action="append", choices=targets.NAMES, help="default: all")
             c.add_argument("--html", type=Path, help="write the timeline as a page (of the last target)")
             c.add_argument("--perfetto", type=Path, help="write the timeline as a Perfetto trace (of the last target)")
@@ -124,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 def _profile(args: argparse.Namespace) -> int:
     kernel, module = load_kernel(args.file, args.kernel)
     inputs = _inputs(args, module)
-    profiles = [profile(kernel[args.lnc], target=t)(*inputs) for t in args.target or targets.NAMES]
+    profiles = [profile(kernel[args.lnc], target=t, core=args.core)(*inputs) for t in args.target or targets.NAMES]
     print(table(profiles))
     for p in profiles:
         print(f"{p.target}: {summary(p, p.roofline())}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from .. import _core
 
@@ -25,8 +26,16 @@ class NkiUninitialisedReadError(NkiError):
     """A read of memory that nothing has written; the message has the reading line and the line that wrote last."""
 
 
+class NkiUninitialisedReadWarning(UserWarning):
+    """A computation on memory that nothing has written, on which no result depends."""
+
+
 class NkiCapacityError(NkiError):
     """More SBUF or PSUM is live at once than the core has."""
+
+
+class NkiSpillWarning(UserWarning):
+    """What would be an NkiCapacityError without TORCH_NEURON_NKI_SPILL=1."""
 
 
 class NkiDeadlockError(NkiError):
@@ -46,9 +55,14 @@ _TRANSLATION = {
 }
 
 
-def translate(error: _core.Error, locate: callable, source: int | None = None) -> NkiError:
-    """The public error for one of the core: `@n` in its text becomes file:line, source is the failing instruction's."""
-    text = re.sub(r"@(\d+)", lambda m: "at " + locate(int(m.group(1))), str(error))
+def with_places(text: str, locate: Callable[[int], str]) -> str:
+    """The core's text with file:line in place of `@n`."""
+    return re.sub(r"@(\d+)", lambda m: "at " + locate(int(m.group(1))), text)
+
+
+def translate(error: _core.Error, locate: Callable[[int], str], source: int | None = None) -> NkiError:
+    """The public error for one of the core; source is the failing instruction's line."""
+    text = with_places(str(error), locate)
     where = locate(source) if source else ""
     result = _TRANSLATION.get(type(error), NkiError)(f"{text} ({where})" if where else text)
     if isinstance(result, NkiValidationError):

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from .. import _core
 from ..perf import targets
 from . import arrays, dtypes, errors
 from . import session as sessions
-from .session import Launch, Session, shared_hbm
+from .session import Launch, Session, hbm, shared_hbm
 from .tensor import NkiTensor, allocate
 
 
@@ -28,7 +28,8 @@ def _tensor_of(session: Session, given: arrays.Input) -> NkiTensor:
     else:
         raw = np.empty(0, np.uint8)
     session.keep.append(given)
-    return allocate(given.shape, given.dtype, shared_hbm, f"input{len(session.keep) - 1}", array=raw)
+    buffer = hbm if session.launch.lnc == 1 else shared_hbm
+    return allocate(given.shape, given.dtype, buffer, f"input{len(session.keep) - 1}", array=raw)
 
 
 @dataclasses.dataclass
@@ -64,6 +65,13 @@ def _map_result(value: object, f: Callable[[object], object]) -> object:
 def _result_of(inputs: list[int], t: NkiTensor) -> object:
     """What stands for a returned tensor; inputs: storages of the arguments."""
     return _Argument(inputs.index(t.storage.id)) if t.storage.id in inputs else arrays.Output(t)
+
+
+def _result_storages(result: object, inputs: Iterable[NkiTensor]) -> set[int]:
+    """Storages that the caller sees: returned tensors and written arguments."""
+    found = {t.storage.id for t in inputs if t.storage.written}
+    _map_result(result, lambda t: found.add(t.storage.id))
+    return found
 
 
 class Kernel:
@@ -159,10 +167,8 @@ class Kernel:
                 return self.func(*arrays.replace(args, swap), **arrays.replace(kwargs, swap))
 
             result = sessions.run(session, body)
-            try:
-                session.program.seal(target.sbuf_bytes, self.lnc > 1)
-            except _core.Error as e:
-                raise session.error(e, 0) from None
+            session.finish(_result_storages(result, tensors))
+            session.program.seal(self.lnc > 1)
             ids = [t.storage.id for t in tensors]
             traced.inputs.append(ids)
             internal, constants, count = [], [], 0
@@ -268,11 +274,7 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
 
                 args, kwargs = prepared[rank]
                 out = kernel.func(*_swap_inputs(args, swap), **_swap_inputs(kwargs, swap))
-                try:
-                    if not session.wide:  # what is kept in fp32 takes more than it would
-                        session.program.check_capacity(target.sbuf_bytes)
-                except _core.Error as e:
-                    raise session.error(e, 0) from None
+                session.finish(_result_storages(out, tensors.values()))
                 for x in given[rank]:
                     if id(x) in tensors and tensors[id(x)].storage.written:
                         x.restore()

@@ -8,6 +8,7 @@ default: promoted from the inputs (floats; bool, int and float numbers count as 
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +47,44 @@ from .tensor import NkiTensor, Register, allocate, ds  # noqa: F401 - nl.ds
 private_hbm = hbm
 bool = bool_
 range = builtins.range
-NKIObject = type("NKIObject", (), {"__doc__": "Base of classes that kernels may use."})
+
+
+class NKIObject:
+    """Base of classes that kernels may use. A class without __init__ takes its fields as a dataclass does, decorated or
+    not; what the class sets to a plain value is a field also without a type, and a field that is not given and has no
+    default is left out."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("__annotations__", {})
+        plain = (builtins.bool, builtins.int, builtins.float, builtins.str, tuple, builtins.type(None))
+        fields = {k: object for k, v in vars(cls).items() if not k.startswith("__") and isinstance(v, plain)}
+        cls.__annotations__ = own | {k: t for k, t in fields.items() if k not in own}
+        if cls.__init__ in (object.__init__, _set_fields):
+            cls.__init__ = _set_fields  # in the class itself, where @dataclass leaves it
+
+
+def _set_fields(self: NKIObject, *args: object, **kwargs: object) -> None:
+    """The __init__ of NKIObjects."""
+    cls = type(self)
+    names = list(dict.fromkeys(k for c in reversed(cls.__mro__) for k in c.__dict__.get("__annotations__", ())))
+    given = dict(zip(names, args)) | kwargs
+    if len(args) > len(names) or any(k not in names for k in kwargs):
+        unknown = [k for k in kwargs if k not in names] or list(args[len(names) :])
+        raise TypeError(f"{cls.__name__}.__init__() got unexpected arguments {unknown}; its fields are {names}")
+    described = getattr(cls, "__dataclass_fields__", {})
+    for name in names:
+        field = described.get(name, getattr(cls, name, dataclasses.MISSING))
+        if not isinstance(field, dataclasses.Field):
+            value = field
+        else:
+            made = field.default_factory is not dataclasses.MISSING and name not in given
+            value = field.default_factory() if made else field.default
+        value = given.get(name, value)
+        if value is not dataclasses.MISSING:
+            object.__setattr__(self, name, value)
+    if hasattr(self, "__post_init__"):
+        self.__post_init__()
 
 
 class _TileSize:
@@ -223,17 +261,29 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: object = None) -> Nk
         if view.shape[0] != 1:
             raise NkiValidationError(f"broadcast_to: {x.shape} does not broadcast to {tuple(shape)}")
         t = ndarray(shape, dtype or x.dtype)
-        first = 0
-        while first < shape[0]:  # every group of 32 partitions takes the one row
-            n = builtins.min(32, shape[0] - first)
-            isa.nc_stream_shuffle(t[first : first + n], view, [0] * 32)
-            first += n
+        _broadcast_row(t, view)
         return t
     if dtype is not None and dtypes.dtype(dtype) != x.dtype:
         t = ndarray(shape, dtype)
         isa.tensor_copy(t, view)
         return t
     return view
+
+
+def _broadcast_row(dst: NkiTensor, row: NkiTensor) -> None:
+    """Every partition of dst = the one of row: a product with ones on TensorE; a shuffle of what that cannot take."""
+    if row.buffer is not sbuf or row.dtype not in (float32, bfloat16, float16) or not row.is_contiguous():
+        for first in range(0, dst.shape[0], 32):
+            isa.nc_stream_shuffle(dst[first : builtins.min(first + 32, dst.shape[0])], row, [0] * 32)
+        return
+    ones = ndarray((1, dst.shape[0]), row.dtype)
+    isa.memset(ones, 1.0, engine=isa.gpsimd_engine)
+    flat, source = dst.reshape((dst.shape[0], -1)), row.reshape((1, -1))
+    for first in range(0, source.shape[1], 512):
+        part = source[:, first : builtins.min(first + 512, source.shape[1])]
+        product = ndarray((dst.shape[0], part.shape[1]), float32, psum)
+        isa.nc_matmul(product, ones, part)
+        isa.activation(flat[:, first : first + part.shape[1]], copy, product)
 
 
 # ---- loops and programs --------------------------------------------------------------------------------------------

@@ -102,15 +102,18 @@ class Profile:
         Path(path).write_text(render(self))
 
 
-def profile(kernel: Kernel | Callable, target: str | None = None) -> Callable[..., Profile]:
+def profile(kernel: Kernel | Callable, target: str | None = None, core: int = 0) -> Callable[..., Profile]:
     """profile(kernel, target="trn2")(*args): the kernel's predicted timeline for these arguments (shapes and types
-    count, values do not). target: trn1, trn2, trn3; default as in nki.simulate."""
+    count, values do not). target: trn1, trn2, trn3; default as in nki.simulate. core: which core of a launch on two;
+    time that it waits for the other is not in the prediction."""
     kernel = jit(kernel)
     hardware = targets.get(target) if target else targets.default()
+    if not 0 <= core < kernel.lnc:
+        raise ValueError(f"{kernel.__name__} is launched on {kernel.lnc} core(s), there is no core {core}")
 
     def run(*args: object, **kwargs: object) -> Profile:
         traced = kernel._trace(args, kwargs, hardware)
-        session, program = traced.sessions[0], traced.programs[0]
+        session, program = traced.sessions[core], traced.programs[core]
         latency, busy, raw = _core.predict(program, hardware.model())
         events = [
             Event(program.name(index), engine, start / 1e3, end / 1e3, session.locate(program.source(index)), moved,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -221,6 +222,27 @@ class Session:
             if key not in self.launch.shared:
                 self.launch.shared[key] = _bytes(size)
             return self.launch.shared[key]
+
+    def finish(self, results: Iterable[int]) -> None:
+        """At the kernel's end: raises if more was live at once than fits, or if a result (a storage) was computed from
+        what nothing wrote; warns if anything else was."""
+        if not self.wide:  # what is kept in fp32 takes more than it would
+            self._check_capacity()
+        try:
+            self.program.check_results(sorted(results))
+        except _core.Error as e:
+            raise self.error(e, 0) from None
+        if unused := self.program.first_read():
+            text = errors.with_places(unused, self.locate)
+            warnings.warn(f"{text}; no result depends on it", errors.NkiUninitialisedReadWarning, stacklevel=2)
+
+    def _check_capacity(self) -> None:
+        try:
+            self.program.check_capacity(self.target.sbuf_bytes)
+        except _core.Error as e:
+            if not env.NKI_SPILL.get():
+                raise self.error(e, 0) from None
+            warnings.warn(f"{self.error(e, 0)}; the compiler would spill", errors.NkiSpillWarning, stacklevel=3)
 
     # ---- instructions
     def emit(

@@ -17,11 +17,16 @@ DECLARE(avx2)
 DECLARE(avx512)
 #endif
 #undef DECLARE
+#ifdef NEURON_X86_LEVELS
+namespace avx512 {
+void gemm_bf16(const uint32_t* a, const uint32_t* b, int64_t k, int64_t m, int64_t n, float* c, int64_t ldc, bool add);
+}
+#endif
 
 namespace {
 
 struct Level {
-  const Kernels& kernels;
+  Kernels kernels;
   const LaneKernels& lanes;
 };
 
@@ -30,8 +35,11 @@ Level choose() {
   const char* wanted = std::getenv("NEURON_SIMD");
   auto may = [&](const char* level) { return !wanted || std::strcmp(wanted, level) == 0; };
   if (may("avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return {avx512::table(), avx512::lane_table()};
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    Level l{avx512::table(), avx512::lane_table()};
+    if (__builtin_cpu_supports("avx512bf16")) l.kernels.gemm_bf16 = avx512::gemm_bf16;
+    return l;
+  }
   if ((may("avx2") || may("avx512")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c"))
     return {avx2::table(), avx2::lane_table()};

@@ -1,7 +1,7 @@
 // The inner kernel of matmul, compiled once per level; here contraction to FMA is wanted (TensorE accumulates in fp32).
 #include <cstdint>
-#include <cstring>
 
+#include "gemm_tiles.h"
 #include "kernels.h"
 
 namespace neuron::NEURON_LEVEL {
@@ -38,22 +38,7 @@ inline void micro(const float* a, const float* b, int64_t k, float* c, int64_t l
 extern const int64_t kTileM = kRows, kTileN = kColumns;
 
 void gemm(const float* a, const float* b, int64_t k, int64_t m, int64_t n, float* c, int64_t ldc, bool add) {
-  for (int64_t j = 0; j < n; j += kColumns)
-    for (int64_t i = 0; i < m; i += kRows) {
-      const float *pa = a + i * k, *pb = b + j * k;
-      const int64_t rows = m - i < kRows ? m - i : kRows, columns = n - j < kColumns ? n - j : kColumns;
-      if (rows == kRows && columns == kColumns) {
-        micro(pa, pb, k, c + i * ldc + j, ldc, add);
-        continue;
-      }
-      float edge[kRows * kColumns];
-      micro(pa, pb, k, edge, kColumns, false);
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t q = 0; q < columns; ++q) {
-          float& to = c[(i + r) * ldc + j + q];
-          to = add ? to + edge[r * kColumns + q] : edge[r * kColumns + q];
-        }
-    }
+  gemm_tiles<kRows, kColumns>(micro, a, b, k, m, n, c, ldc, add);
 }
 
 }  // namespace neuron::NEURON_LEVEL

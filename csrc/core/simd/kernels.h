@@ -40,6 +40,10 @@ struct Kernels {
   // (panel j holds k rows of tile columns, zero-padded); c has row stride ldc in elements.
   int64_t tile_m, tile_n;
   void (*gemm)(const float* a, const float* b, int64_t k, int64_t m, int64_t n, float* c, int64_t ldc, bool add);
+  // The same of bfloat16 factors, whose elements are pairs of rows (the first in the low half); null: not on this
+  // machine. The second product of a pair is added first; denormal factors count as 0.
+  void (*gemm_bf16)(const uint32_t* a, const uint32_t* b, int64_t k, int64_t m, int64_t n, float* c, int64_t ldc,
+                    bool add);
 };
 
 const Kernels& kernels();  // the best the machine has; NEURON_SIMD=baseline|avx2|avx512 chooses lower

@@ -31,12 +31,21 @@ OUTCOMES = ("passed", "skipped", "failed")
 def environment(checkout: Path) -> dict[str, str]:
     path = [ROOT, ROOT / "shims", HERE, HERE / "shims", checkout / "src", checkout / "src/nkilib_src", checkout]
     seeds = {"NEURON_PYTHONHASHSEED": "0", "PYTHONHASHSEED": "0"}
-    return os.environ | seeds | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    threads = {"OMP_NUM_THREADS": "1"}  # shards are what runs in parallel
+    return threads | os.environ | seeds | {"PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 def pytest(checkout: Path, target: str, output: Path, *options: str) -> int:
     command = [sys.executable, "-m", "pytest", "-p", "plugin", "--test-mode", "simulation", "--platform-target", target]
-    command += ["--force-local-cleanup", "--output-directory", str(output), "-q", "--no-header", "--tb=short", *options]
+    command += [
+        "--force-local-cleanup",
+        "--output-directory",
+        str(output),
+        "-q",
+        "--no-header",
+        "--tb=native",
+        *options,
+    ]
     return subprocess.run(command, cwd=checkout, env=environment(checkout), stdout=subprocess.DEVNULL).returncode
 
 
@@ -155,7 +164,7 @@ def main() -> None:
     parser.add_argument("--results", type=lambda p: Path(p).resolve(), default=Path("nki-library-results"))
     parser.add_argument("--again", nargs="*", default=[], choices=OUTCOMES, help="outcomes that are run again")
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names: only these cases, in this order")
-    parser.add_argument("--timeout", type=int, default=1200, help="seconds per case")
+    parser.add_argument("--timeout", type=int, default=600, help="processor seconds per case")
     parser.add_argument("--freeze", action="store_true", help="write the list of cases anew, run nothing")
     parser.add_argument("--report", action="store_true", help="print the results as Markdown, run nothing")
     args = parser.parse_args()
