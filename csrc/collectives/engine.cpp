@@ -191,6 +191,11 @@ void Engine::release_retired() {
   garbage.swap(retired_);
 }
 
+void Engine::undisturbed(const std::function<void()>& what) {
+  std::lock_guard right(drive_);
+  what();
+}
+
 void Engine::set_poller(std::function<bool()> poller) {
   std::lock_guard right(drive_);
   poller_ = std::move(poller);

@@ -23,18 +23,18 @@ Task<> all_reduce(Party& party, const Call& call) {
     (void)co_await party.receive(me - core, kUnfold, out.data, out.bytes);
     co_return;
   }
-  std::vector<std::byte> theirs(out.bytes);
+  std::byte* theirs = party.scratch.take(out.bytes);
   const void* sources[2];
   if (me + core < n) {
-    (void)co_await party.receive(me + core, kFold, theirs.data(), out.bytes);
-    sources[0] = out.data, sources[1] = theirs.data();
+    (void)co_await party.receive(me + core, kFold, theirs, out.bytes);
+    sources[0] = out.data, sources[1] = theirs;
     reduce(out.data, sources, 2, count, dtype, op, 1);
   }
   for (int distance = 1, step = 0; distance < core; distance *= 2, step++) {
     const int peer = me ^ distance;
-    co_await exchange(party, peer, out.data, out.bytes, peer, theirs.data(), out.bytes, step);
+    co_await exchange(party, peer, out.data, out.bytes, peer, theirs, out.bytes, step);
     // The lower rank's data comes first on both sides, so that all ranks get the same bits.
-    sources[me > peer] = out.data, sources[me < peer] = theirs.data();
+    sources[me > peer] = out.data, sources[me < peer] = theirs;
     reduce(out.data, sources, 2, count, dtype, op, 1);
   }
   if (op == Reduction::avg) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "../call.h"
@@ -10,12 +11,26 @@
 
 namespace neuron::collectives {
 
+// Memory of an operation for what travels: unlike the frame of a coroutine, it outlives an operation that fails.
+class Scratch {
+ public:
+  std::byte* take(size_t bytes) {
+    return blocks_.emplace_back(std::make_unique_for_overwrite<std::byte[]>(bytes)).get();
+  }
+
+  void clear() { blocks_.clear(); }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> blocks_;
+};
+
 // The ranks that take part, in order, as the link names them; `me` is this rank's place.
 struct Party {
   Link& link;
   std::vector<int> ranks;
   int me;
   uint64_t tag;  // of this operation; algorithms add small numbers
+  Scratch& scratch;
   int size() const { return static_cast<int>(ranks.size()); }
   Task<> send(int to, uint64_t step, const std::byte* data, size_t bytes) {
     return link.send(ranks[to], tag + step, data, bytes);

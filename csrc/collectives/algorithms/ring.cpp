@@ -16,13 +16,13 @@ Task<> reduce_around(Party& party, const std::vector<Piece>& pieces, DataType dt
   const int right = (me + 1) % n, left = (me + n - 1) % n;
   size_t most = 0;
   for (auto& p : pieces) most = std::max(most, p.bytes);
-  std::vector<std::byte> incoming(most);
+  std::byte* incoming = party.scratch.take(most);
   for (int step = 0; step < n - 1; step++) {
     const Piece& out = pieces[(me + 2 * n - 1 - step) % n];
     const Piece& in = pieces[(me + 2 * n - 2 - step) % n];
-    co_await exchange(party, right, out.data, out.bytes, left, incoming.data(), in.bytes, step);
+    co_await exchange(party, right, out.data, out.bytes, left, incoming, in.bytes, step);
     // The sum comes first, so that every rank adds in the order of the ring.
-    const void* sources[] = {incoming.data(), in.data};
+    const void* sources[] = {incoming, in.data};
     const bool last = step == n - 2;
     if (in.bytes) reduce(in.data, sources, 2, in.bytes / size_of(dtype), dtype, op, last ? n : 1);
   }
@@ -60,12 +60,12 @@ Task<> reduce_scatter(Party& party, const Call& call) {
   // The sums need room that is not the caller's input.
   size_t total = 0;
   for (auto& p : call.in) total += p.bytes;
-  std::vector<std::byte> room(total);
+  std::byte* room = party.scratch.take(total);
   std::vector<Piece> pieces;
   size_t at = 0;
   for (auto& p : call.in) {
-    if (p.bytes) std::memcpy(room.data() + at, p.data, p.bytes);
-    pieces.push_back({room.data() + at, p.bytes});
+    if (p.bytes) std::memcpy(room + at, p.data, p.bytes);
+    pieces.push_back({room + at, p.bytes});
     at += p.bytes;
   }
   co_await reduce_around(party, pieces, call.signature.dtype, call.signature.reduction);
