@@ -69,7 +69,7 @@ Task<> after(std::shared_ptr<Start> start, Task<> body) {
 }  // namespace
 
 GroupOp::GroupOp(std::shared_ptr<Group> group, Signature signature, uint64_t number, Task<> body, int64_t timeout_ns,
-                 Done done, std::shared_ptr<Start> start, std::shared_ptr<void> scratch)
+                 Done done, std::shared_ptr<Start> start)
     : Op(run(start ? after(start, std::move(body)) : std::move(body)), clock_ns() + timeout_ns),
       group_(std::move(group)),
       signature_(signature),
@@ -77,8 +77,7 @@ GroupOp::GroupOp(std::shared_ptr<Group> group, Signature signature, uint64_t num
       started_ns_(clock_ns()),
       timeout_ns_(timeout_ns),
       done_(std::move(done)),
-      start_(std::move(start)),
-      scratch_(std::move(scratch)) {
+      start_(std::move(start)) {
   place_ = flight_begin(*group_->flight_, number_, signature_, started_ns_);
 }
 
@@ -104,7 +103,7 @@ std::function<void()> GroupOp::completed() {
   const std::exception_ptr failure = error();
   if (!failure) flight_end(*group_->flight_, place_, clock_ns());
   if (failure && group_->reports_)
-    group_->node_.keep(std::make_shared<std::pair<Done, std::shared_ptr<void>>>(done_, scratch_));
+    group_->node_.keep(std::make_shared<std::pair<Done, std::shared_ptr<void>>>(done_, group_->scratch_));
   return done_(failure);
 }
 
@@ -226,25 +225,25 @@ std::string Group::name_of_rank(int r) const {
   return out;
 }
 
-Task<> Group::collective(const Call& call, uint64_t number, Scratch& scratch) {
+Task<> Group::collective(const Call& call, uint64_t number) {
   const size_t bytes = call.signature.count * size_of(call.signature.dtype);
   const Algorithm algorithm = choose(call.signature.kind, bytes, topology_);
   if (algorithm == Algorithm::mesh)
     co_await mesh::run(*board_, number, call);  // members of the board are the ranks
   else
-    co_await over_link(algorithm, call, number, scratch);
+    co_await over_link(algorithm, call, number);
 }
 
-Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number, Scratch& scratch) {
+Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number) {
   // Space for the steps of one algorithm lies between the tags of two collectives.
-  Party party{*router_, {}, rank(), number << 16, scratch};
+  Party party{*router_, {}, rank(), number << 16, *scratch_};
   for (int r = 0; r < size(); r++) party.ranks.push_back(r);
   const int n = size(), me = rank();
   if (n > 1) {
     // Each rank compares with its neighbour what they are about to do.
     constexpr uint64_t kCompare = 0xffff;
-    auto* ours = new (scratch.take(sizeof(Signature))) Signature(call.signature);
-    auto* theirs = new (scratch.take(sizeof(Signature))) Signature;
+    auto* ours = new (scratch_->take(sizeof(Signature))) Signature(call.signature);
+    auto* theirs = new (scratch_->take(sizeof(Signature))) Signature;
     co_await exchange(party, (me + 1) % n, reinterpret_cast<std::byte*>(ours), sizeof *ours, (me + n - 1) % n,
                       reinterpret_cast<std::byte*>(theirs), sizeof *theirs, kCompare);
     if (*theirs != *ours) throw Mismatch{(me + n - 1) % n, *theirs};
@@ -273,7 +272,7 @@ Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number, 
     case Algorithm::hierarchical: {
       const int place =
           static_cast<int>(std::find(across_ranks_.begin(), across_ranks_.end(), me) - across_ranks_.begin());
-      Party across{*router_, across_ranks_, place, number << 16, scratch};
+      Party across{*router_, across_ranks_, place, number << 16, *scratch_};
       co_await hierarchical::all_reduce(*board_, across, number, call, n);
       break;
     }
@@ -282,11 +281,11 @@ Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number, 
   }
 }
 
-Task<> Group::in_turn(std::vector<Call> calls, uint64_t number, std::shared_ptr<Scratch> scratch) {
+Task<> Group::in_turn(std::vector<Call> calls, uint64_t number) {
   co_await until([&] { return turn_ == number; });
   for (const Call& call : calls) {
-    co_await collective(call, number, *scratch);
-    scratch->clear();
+    scratch_->reset();
+    co_await collective(call, number);
   }
   turn_++;
 }
@@ -296,9 +295,8 @@ std::shared_ptr<GroupOp> Group::start(std::vector<Call> calls, int64_t timeout_n
   std::lock_guard lock(submit_mutex_);
   const uint64_t number = collectives_++;
   const Signature signature = calls.at(0).signature;
-  auto scratch = std::make_shared<Scratch>();
-  auto op = std::make_shared<GroupOp>(shared_from_this(), signature, number, in_turn(std::move(calls), number, scratch),
-                                      timeout_ns, std::move(done), std::move(start), scratch);
+  auto op = std::make_shared<GroupOp>(shared_from_this(), signature, number, in_turn(std::move(calls), number),
+                                      timeout_ns, std::move(done), std::move(start));
   node_.engine().submit(op);
   return op;
 }

@@ -45,7 +45,7 @@ using Done = std::function<std::function<void()>(std::exception_ptr)>;
 class GroupOp final : public Op {
  public:
   GroupOp(std::shared_ptr<Group> group, Signature signature, uint64_t number, Task<> body, int64_t timeout_ns,
-          Done done, std::shared_ptr<Start> start, std::shared_ptr<void> scratch = nullptr);
+          Done done, std::shared_ptr<Start> start);
   std::exception_ptr health(int64_t now) override;
   std::function<void()> completed() override;
   std::string what() const;
@@ -60,7 +60,6 @@ class GroupOp final : public Op {
   int64_t started_ns_, timeout_ns_;
   Done done_;
   std::shared_ptr<Start> start_;
-  std::shared_ptr<void> scratch_;
   bool failing_ = false;  // it only tells the other hosts
   int64_t asked_ns_ = 0;  // when it last asked them what they do
 };
@@ -99,9 +98,9 @@ class Group : public std::enable_shared_from_this<Group> {
 
  private:
   friend class GroupOp;
-  Task<> in_turn(std::vector<Call> calls, uint64_t number, std::shared_ptr<Scratch> scratch);
-  Task<> collective(const Call& call, uint64_t number, Scratch& scratch);
-  Task<> over_link(Algorithm algorithm, const Call& call, uint64_t number, Scratch& scratch);
+  Task<> in_turn(std::vector<Call> calls, uint64_t number);
+  Task<> collective(const Call& call, uint64_t number);
+  Task<> over_link(Algorithm algorithm, const Call& call, uint64_t number);
   void join(const std::string& card);
   Task<> receive_into(int from, uint64_t tag, Piece data, std::shared_ptr<int> source);
   std::string name_of_rank(int rank) const;
@@ -145,6 +144,7 @@ class Group : public std::enable_shared_from_this<Group> {
   std::mutex submit_mutex_;  // numbers are given in the order of submission
   std::atomic<uint64_t> collectives_{0}, messages_{0};
   uint64_t turn_ = 0;  // the collective that runs; under the engine's right to drive
+  const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();  // of the collective that runs
   std::atomic<bool> failed_{false};
   std::mutex failure_mutex_;
   std::string failure_;
