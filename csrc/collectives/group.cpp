@@ -284,8 +284,8 @@ Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number) 
 Task<> Group::in_turn(std::vector<Call> calls, uint64_t number) {
   co_await until([&] { return turn_ == number; });
   for (const Call& call : calls) {
-    scratch_->reset();
     co_await collective(call, number);
+    scratch_->reset();
   }
   turn_++;
 }

@@ -14,6 +14,8 @@
 
 namespace neuron::collectives {
 
+constexpr size_t kSegmentBytes = 2 << 20;
+
 // Memory for what travels: unlike the frame of a coroutine, it outlives an operation that fails. One operation after
 // the other uses it, because memory that is touched for the first time costs more than the network.
 class Scratch {
@@ -24,8 +26,11 @@ class Scratch {
     if (block.bytes < bytes) block = {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes};
     return block.data.get();
   }
-  // What was taken is free again.
-  void reset() { used_ = 0; }
+  // What was taken is free again; of big messages nothing is kept.
+  void reset() {
+    used_ = 0;
+    std::erase_if(blocks_, [](const Block& block) { return block.bytes > kSegmentBytes; });
+  }
 
  private:
   struct Block {
@@ -62,7 +67,6 @@ inline void copy(const Piece& to, const Piece& from) {
 
 // Big pieces travel in segments, some at once: while one is added up, others are on their way, and little memory is
 // needed.
-constexpr size_t kSegmentBytes = 2 << 20;
 constexpr int kSegmentsAtOnce = 4;
 using Room = std::array<std::byte*, 2>;  // for two segments
 
