@@ -31,9 +31,6 @@ struct Library {
 
 const Library& library() {
   static const Library lib = [] {
-    // Big messages over tcp are written by the sender once the receiver is ready, which saves it from asking again: 5
-    // to 10 % at 16 MiB and more. The user's own value stays.
-    setenv("FI_OFI_RXM_USE_RNDV_WRITE", "1", 0);
     void* handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!handle)
       throw std::runtime_error(std::string("Ranks on several hosts need libfabric, which cannot be loaded (") +
