@@ -15,6 +15,7 @@
 #include "segment.h"
 #include "task.h"
 #include "types.h"
+#include "writer.h"
 
 namespace neuron::collectives {
 
@@ -70,6 +71,8 @@ class Board {
   Task<> open(Signature signature, uint64_t operation, uint64_t most, bool large);
   // This rank's window for the next publish().
   std::byte* window() { return windows_[me_] + (next_round() & 1) * stride_; }
+  // Copies into it.
+  void write(std::byte* to, const std::byte* from, size_t n) { writer_.write(to, from, n); }
   // A member's window of the last published round.
   const std::byte* window_of(int member) const { return windows_[member] + (round_ & 1) * stride_; }
   // A member's window as it was published with its notice.
@@ -107,6 +110,7 @@ class Board {
   std::vector<std::byte*> windows_;  // first of each member's pair
   size_t stride_ = kInlineBytes, bytes_ = kInlineBytes;
   int me_;
+  Writer writer_;
   int scanned_ = 0;  // members known to have published round_
   uint64_t round_ = 0, notice_round_ = 0;
   uint64_t large_ = 0, large_bytes_ = 0;  // this rank's pair of big windows; 0: none

@@ -9,6 +9,8 @@ namespace neuron::collectives {
 
 namespace {
 constexpr int64_t kSpinNs = 60'000;             // a wake-up costs about 30 us
+constexpr int64_t kNetworkSpinNs = 500'000;     // which rings no bell
+constexpr int64_t kAloneNs = 5'000;             // of which it keeps its core
 constexpr int kCrowdedYields = 30;              // turns that a driver gives its core away before it sleeps
 constexpr int64_t kCheckPeriodNs = 20'000'000;  // how often deadlines and peers are looked at
 constexpr int64_t kPollNs = 50'000;             // longest sleep while the network has to be polled
@@ -96,7 +98,11 @@ void Engine::turn(Finished& finished, bool background, int64_t end) {
   if (now >= next_check_ns_) return check_health(finished, now);
   if (!background && !crowded_) {
     if (!idle_since_ns_) idle_since_ns_ = now;
-    if (now - idle_since_ns_ < kSpinNs) return;
+    if (now - idle_since_ns_ < (poller_ ? kNetworkSpinNs : kSpinNs)) {
+      // The peer may be waiting for this very core, on a machine with other things to do.
+      if (now - idle_since_ns_ > kAloneNs) sched_yield();
+      return;
+    }
   } else if (!background && idle_since_ns_ < kCrowdedYields) {
     idle_since_ns_++;
     sched_yield();
@@ -189,6 +195,11 @@ void Engine::release_retired() {
   Finished garbage;
   std::lock_guard lock(inbox_mutex_);
   garbage.swap(retired_);
+}
+
+void Engine::undisturbed(const std::function<void()>& what) {
+  std::lock_guard right(drive_);
+  what();
 }
 
 void Engine::set_poller(std::function<bool()> poller) {

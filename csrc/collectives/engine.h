@@ -58,6 +58,8 @@ class Engine {
   // As `wait`, for at most `ns` nanoseconds; returns whether it is done.
   bool wait_for(const Op& op, int64_t ns);
 
+  // Calls `what` while nobody drives.
+  void undisturbed(const std::function<void()>& what);
   // Something that must be polled (network completions); returns whether it moved.
   void set_poller(std::function<bool()> poller);
   void set_crowded(bool crowded) { crowded_ = crowded; }

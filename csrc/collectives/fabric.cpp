@@ -118,6 +118,14 @@ Task<> FabricLink::receive(int from, uint64_t tag, std::byte* data, size_t bytes
   return fabric_.receive(peers_.at(from), wire_tag(from, me_, tag), data, bytes, from);
 }
 
+Task<> FabricLink::send_from_anybody(int to, uint64_t tag, const std::byte* data, size_t bytes) {
+  return fabric_.send(peers_.at(to), wire_tag(kAnybody, to, tag), data, bytes, to);
+}
+
+Task<> FabricLink::receive_from_anybody(uint64_t tag, std::byte* data, size_t bytes) {
+  return fabric_.receive(Fabric::kAnyPeer, wire_tag(kAnybody, me_, tag), data, bytes, kAnybody);
+}
+
 Task<bool> FabricLink::probe(int from, uint64_t tag) {
   return fabric_.probe(peers_.at(from), wire_tag(from, me_, tag));
 }

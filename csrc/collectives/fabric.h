@@ -24,6 +24,7 @@ uint64_t keyed_hash(const Secret& secret, const void* data, size_t bytes);
 // The process's endpoint.
 class Fabric {
  public:
+  static constexpr uint64_t kAnyPeer = ~uint64_t{0};  // to receive from
   // Opens libfabric. `interface_address`: the local address that traffic is confined to. Throws with what to install.
   static std::unique_ptr<Fabric> open(const std::string& interface_address);
   virtual ~Fabric() = default;
@@ -50,8 +51,12 @@ class FabricLink {
   Task<> send(int to, uint64_t tag, const std::byte* data, size_t bytes);
   Task<> receive(int from, uint64_t tag, std::byte* data, size_t bytes);
   Task<bool> probe(int from, uint64_t tag);
+  // Messages that do not say whose they are.
+  Task<> send_from_anybody(int to, uint64_t tag, const std::byte* data, size_t bytes);
+  Task<> receive_from_anybody(uint64_t tag, std::byte* data, size_t bytes);
 
  private:
+  static constexpr int kAnybody = -1;
   uint64_t wire_tag(int from, int to, uint64_t tag) const;
   Fabric& fabric_;
   Secret secret_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace neuron::collectives {
 
@@ -20,6 +21,7 @@ uint64_t flight_begin(FlightMemory& record, uint64_t number, const Signature& si
   entry.signature = signature;
   entry.started_ns = now;
   entry.ended_ns.store(0, std::memory_order_relaxed);
+  for (auto& rank : entry.waits_for) rank.store(-1, std::memory_order_relaxed);
   record.count.store(place + 1, std::memory_order_release);
   return place;
 }
@@ -27,6 +29,29 @@ uint64_t flight_begin(FlightMemory& record, uint64_t number, const Signature& si
 void flight_end(FlightMemory& record, uint64_t place, int64_t now) {
   if (record.count.load(std::memory_order_relaxed) - place <= FlightMemory::kEntries)
     record.entries[place % FlightMemory::kEntries].ended_ns.store(now, std::memory_order_release);
+}
+
+void flight_wait(FlightMemory& record, uint64_t place, const std::vector<int>& ranks, int64_t now) {
+  record.noted_ns.store(now, std::memory_order_release);
+  if (record.count.load(std::memory_order_relaxed) - place > FlightMemory::kEntries) return;
+  auto& awaited = record.entries[place % FlightMemory::kEntries].waits_for;
+  for (size_t i = 0; i < kMostAwaited; i++)
+    awaited[i].store(i < ranks.size() ? ranks[i] : -1, std::memory_order_relaxed);
+}
+
+std::vector<int> flight_awaited(const FlightMemory& record, int64_t now) {
+  std::vector<int> out;
+  if (now - record.noted_ns.load(std::memory_order_acquire) > kLatelyNs) return out;
+  const uint64_t count = record.count.load(std::memory_order_acquire);
+  for (uint64_t i = count - std::min(count, FlightMemory::kEntries); i < count; i++) {
+    const auto& e = record.entries[i % FlightMemory::kEntries];
+    if (e.ended_ns.load(std::memory_order_acquire)) continue;
+    for (auto& awaited : e.waits_for)
+      if (const int rank = awaited.load(std::memory_order_relaxed);
+          rank >= 0 && std::find(out.begin(), out.end(), rank) == out.end())
+        out.push_back(rank);
+  }
+  return out;
 }
 
 std::string describe(const Signature& s, uint64_t number) {
@@ -59,7 +84,11 @@ std::string flight_summary(const FlightMemory& record, int64_t now) {
       last = &e;
     }
   }
-  if (!running.empty()) return running;
+  if (!running.empty()) {
+    const char* before = ", waiting for rank ";
+    for (int rank : flight_awaited(record, now)) running += std::exchange(before, ", ") + std::to_string(rank);
+    return running;
+  }
   return "in none; " + describe(last->signature, last->number) + " ended " + seconds(now - last_end) + " ago";
 }
 

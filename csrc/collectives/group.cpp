@@ -15,7 +15,10 @@ namespace neuron::collectives {
 
 namespace {
 
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
+constexpr int64_t kWorriedNs = 1'000'000'000;  // before a timeout other hosts are asked what they do
+constexpr int64_t kAskAgainNs = 200'000'000;
+constexpr int64_t kAnswerNs = 300'000'000;  // how long a rank that fails listens to the others
 // Messages of the user are told from those of algorithms by the highest bit.
 uint64_t message_tag(int tag) { return 1ull << 63 | static_cast<uint32_t>(tag); }
 
@@ -67,7 +70,7 @@ Task<> after(std::shared_ptr<Start> start, Task<> body) {
 
 GroupOp::GroupOp(std::shared_ptr<Group> group, Signature signature, uint64_t number, Task<> body, int64_t timeout_ns,
                  Done done, std::shared_ptr<Start> start)
-    : Op(start ? after(start, std::move(body)) : std::move(body), clock_ns() + timeout_ns),
+    : Op(run(start ? after(start, std::move(body)) : std::move(body)), clock_ns() + timeout_ns),
       group_(std::move(group)),
       signature_(signature),
       number_(number),
@@ -78,38 +81,29 @@ GroupOp::GroupOp(std::shared_ptr<Group> group, Signature signature, uint64_t num
   place_ = flight_begin(*group_->flight_, number_, signature_, started_ns_);
 }
 
+Task<> GroupOp::run(Task<> body) {
+  std::exception_ptr error;
+  try {
+    co_await std::move(body);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (!error) co_return;
+  failing_ = true;
+  co_await group_->fail(*this, error);
+}
+
 std::string GroupOp::what() const {
   return describe(signature_, number_) + " of group '" + group_->name() + "' on rank " + std::to_string(group_->rank());
 }
 
-std::exception_ptr GroupOp::health(int64_t now) { return group_->health(*this, now); }
+std::exception_ptr GroupOp::health(int64_t now) { return failing_ ? nullptr : group_->health(*this, now); }
 
 std::function<void()> GroupOp::completed() {
-  std::exception_ptr failure = error();
-  const std::string head = "neuron: " + what() + " failed: ";
-  if (failure) {
-    // Errors of the algorithms know members and numbers; here they get names.
-    try {
-      std::rethrow_exception(failure);
-    } catch (const CommunicationError& e) {
-    } catch (const Mismatch& e) {
-      failure = group_->give_up(head + "the ranks called different collectives: " + group_->name_of_rank(e.member) +
-                                " called " + describe(e.theirs, number_) +
-                                ". What each rank was doing:" + group_->flight_report());
-    } catch (const SizeMismatch& e) {
-      failure = group_->give_up(head + group_->name_of_rank(e.member) + " sends " + std::to_string(e.theirs) +
-                                " bytes, but this rank expects " + std::to_string(e.ours) + " from it.");
-    } catch (const LengthMismatch& e) {
-      failure = std::make_exception_ptr(
-          CommunicationError(head + "rank " + std::to_string(e.sender) + " sends " + std::to_string(e.sent) +
-                             " bytes, but the receiver expects " + std::to_string(e.expected) +
-                             ". Tensors of both ends must have one size."));
-    } catch (const std::exception& e) {
-      failure = group_->give_up(head + e.what());
-    }
-  } else {
-    flight_end(*group_->flight_, place_, clock_ns());
-  }
+  const std::exception_ptr failure = error();
+  if (!failure) flight_end(*group_->flight_, place_, clock_ns());
+  if (failure && group_->reports_)
+    group_->node_.keep(std::make_shared<std::pair<Done, std::shared_ptr<void>>>(done_, group_->scratch_));
   return done_(failure);
 }
 
@@ -192,7 +186,6 @@ void Group::join(const std::string& own_card) {
   node_.note_local_ranks(static_cast<int>(local_ranks_.size()));
   board_ = std::make_unique<Board>(std::move(boards), place);
 
-  std::unique_ptr<FabricLink> fabric;
   if (!remote.empty()) {
     // Told to the others also if it fails, so that they do not wait.
     std::string address, problem;
@@ -209,13 +202,18 @@ void Group::join(const std::string& own_card) {
                                  " cannot reach other hosts: " + addresses[r].substr(1));
       if (remote.count(r)) reached[r] = addresses[r].substr(1);
     }
-    fabric = std::make_unique<FabricLink>(node_.fabric(), cards[0].secret, me, reached);
+    fabric_ = std::make_unique<FabricLink>(node_.fabric(), cards[0].secret, me, reached);
+    reports_ = std::make_unique<Reports>(*fabric_, n, std::vector<int>(remote.begin(), remote.end()));
   }
   router_ =
-      std::make_unique<Router>(std::make_unique<Lanes>(std::move(lanes), place), std::move(fabric), std::move(remote));
+      std::make_unique<Router>(std::make_unique<Lanes>(std::move(lanes), place), fabric_.get(), std::move(remote));
 }
 
 Group::~Group() {
+  node_.engine().undisturbed([&] {
+    if (reports_ && !reports_->sent()) node_.keep(std::move(reports_));
+    reports_.reset();
+  });
   router_.reset();
   node_.retire(std::move(board_), block_);
 }
@@ -238,17 +236,17 @@ Task<> Group::collective(const Call& call, uint64_t number) {
 
 Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number) {
   // Space for the steps of one algorithm lies between the tags of two collectives.
-  Party party{*router_, {}, rank(), number << 16};
+  Party party{*router_, {}, rank(), number << 16, *scratch_};
   for (int r = 0; r < size(); r++) party.ranks.push_back(r);
   const int n = size(), me = rank();
   if (n > 1) {
     // Each rank compares with its neighbour what they are about to do.
     constexpr uint64_t kCompare = 0xffff;
-    Signature theirs;
-    const Signature ours = call.signature;
-    co_await exchange(party, (me + 1) % n, reinterpret_cast<const std::byte*>(&ours), sizeof ours, (me + n - 1) % n,
-                      reinterpret_cast<std::byte*>(&theirs), sizeof theirs, kCompare);
-    if (theirs != ours) throw Mismatch{(me + n - 1) % n, theirs};
+    auto* ours = new (scratch_->take(sizeof(Signature))) Signature(call.signature);
+    auto* theirs = new (scratch_->take(sizeof(Signature))) Signature;
+    co_await exchange(party, (me + 1) % n, reinterpret_cast<std::byte*>(ours), sizeof *ours, (me + n - 1) % n,
+                      reinterpret_cast<std::byte*>(theirs), sizeof *theirs, kCompare);
+    if (*theirs != *ours) throw Mismatch{(me + n - 1) % n, *theirs};
   }
   switch (algorithm) {
     case Algorithm::ring:
@@ -274,7 +272,7 @@ Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number) 
     case Algorithm::hierarchical: {
       const int place =
           static_cast<int>(std::find(across_ranks_.begin(), across_ranks_.end(), me) - across_ranks_.begin());
-      Party across{*router_, across_ranks_, place, number << 16};
+      Party across{*router_, across_ranks_, place, number << 16, *scratch_};
       co_await hierarchical::all_reduce(*board_, across, number, call, n);
       break;
     }
@@ -285,7 +283,10 @@ Task<> Group::over_link(Algorithm algorithm, const Call& call, uint64_t number) 
 
 Task<> Group::in_turn(std::vector<Call> calls, uint64_t number) {
   co_await until([&] { return turn_ == number; });
-  for (const Call& call : calls) co_await collective(call, number);
+  for (const Call& call : calls) {
+    co_await collective(call, number);
+    scratch_->reset();
+  }
   turn_++;
 }
 
@@ -330,12 +331,17 @@ std::string Group::flight_report() const {
   std::string out;
   const int64_t now = clock_ns();
   for (int r = 0; r < size(); r++) {
-    const Peer& peer = peers_[r];
-    if (!peer.segment) continue;
-    const int pid = peer.segment->address().pid;
-    out += "\n  " + name_of_rank(r) + " (process " + std::to_string(pid);
-    if (r != rank()) out += ", " + (peer.segment->alive() ? process_state(pid) : std::string("gone"));
-    out += "): " + flight_summary(*peer.flight, now);
+    out += "\n  " + name_of_rank(r);
+    if (const Peer& peer = peers_[r]; peer.segment) {
+      const int pid = peer.segment->address().pid;
+      out += " (process " + std::to_string(pid);
+      if (r != rank()) out += ", " + (peer.segment->alive() ? process_state(pid) : std::string("gone"));
+      out += "): " + flight_summary(*peer.flight, now);
+    } else if (const auto heard = reports_->heard(r)) {
+      out += " (on another host): " + std::string(heard->report.doing);
+    } else {
+      out += " (on another host): it has told nothing";
+    }
   }
   return out;
 }
@@ -352,65 +358,184 @@ std::vector<int> Group::waiting_for(const GroupOp& op) const {
   return out;
 }
 
-std::exception_ptr Group::give_up(const std::string& message) {
-  {
-    std::lock_guard lock(failure_mutex_);
-    if (failure_.empty()) failure_ = message;
+std::vector<int> Group::awaited_by(int r, int64_t now) const {
+  std::vector<int> out;
+  if (const Peer& peer = peers_[r]; peer.segment) {
+    if (peer.segment->alive() && process_state(peer.segment->address().pid) != "stopped")
+      out = flight_awaited(*peer.flight, now);
+  } else if (const auto heard = reports_->heard(r); heard && now - heard->at_ns < kLatelyNs) {
+    out.assign(heard->report.waits_for.begin(), heard->report.waits_for.end());
   }
-  if (!failed_.exchange(true)) {
-    std::strncpy(flight_->reason, message.c_str(), sizeof flight_->reason - 1);
-    flight_->failed.store(true, std::memory_order_release);
-  }
-  return std::make_exception_ptr(CommunicationError(message));
+  std::erase_if(out, [&](int rank) { return rank < 0 || rank >= size(); });
+  return out;
 }
 
-std::exception_ptr Group::health(const GroupOp& op, int64_t now) {
-  const std::string head = "neuron: " + op.what() + " failed: ";
+std::vector<int> Group::awaited_in_the_end(const std::vector<int>& awaited, int64_t now) const {
+  std::vector<int> ends, open = awaited;
+  std::set<int> seen{rank()};
+  while (!open.empty()) {
+    const int r = open.back();
+    open.pop_back();
+    if (!seen.insert(r).second) continue;
+    const std::vector<int> next = awaited_by(r, now);
+    if (next.empty()) ends.push_back(r);
+    open.insert(open.end(), next.begin(), next.end());
+  }
+  std::sort(ends.begin(), ends.end());
+  return ends.empty() ? awaited : ends;  // or they wait for each other
+}
+
+std::string Group::names_of(const std::vector<int>& ranks) const {
+  std::string out;
+  for (int r : ranks) out += (out.empty() ? "" : ", ") + name_of_rank(r);
+  return out;
+}
+
+Report Group::report(bool asks) const {
+  const int64_t now = clock_ns();
+  Report out;
+  out.rank = rank();
+  out.asks = asks;
+  out.failed = failed_;
+  const auto awaited = flight_awaited(*flight_, now);
+  for (size_t i = 0; i < kMostAwaited; i++) out.waits_for[i] = i < awaited.size() ? awaited[i] : -1;
+  flight_summary(*flight_, now).copy(out.doing, sizeof out.doing - 1);
+  if (out.failed) std::memcpy(out.reason, flight_->reason, sizeof out.reason);
+  return out;
+}
+
+void Group::exchange_reports(GroupOp& op, int64_t now) {
+  if (!reports_) return;
+  if (const auto askers = reports_->step(); !askers.empty()) reports_->send(report(false), askers);
+  if (now < op.deadline_ns - std::min(op.timeout_ns_ / 4, kWorriedNs) || now < op.asked_ns_ + kAskAgainNs) return;
+  op.asked_ns_ = now;
+  reports_->send(report(true), reports_->ranks());
+}
+
+std::exception_ptr Group::health(GroupOp& op, int64_t now) {
+  auto because = [](std::string text, std::string cause = "", bool of_the_group = true) {
+    return std::make_exception_ptr(Failure{std::move(text), std::move(cause), of_the_group});
+  };
+  const bool started = !op.start_ || op.start_->open.load(std::memory_order_acquire);
+  const std::vector<int> awaited = started ? waiting_for(op) : std::vector<int>{};
+  flight_wait(*flight_, op.place_, awaited, now);
+  exchange_reports(op, now);
   if (failed_) {
     std::lock_guard lock(failure_mutex_);
-    return std::make_exception_ptr(CommunicationError(head + "the group cannot be used any more since: " + failure_));
+    // Empty while the operation that failed hears what the others do.
+    if (failure_.empty()) return nullptr;
+    return because("the group cannot be used any more since: " + failure_, "", false);
   }
-  if (op.start_ && !op.start_->open.load(std::memory_order_acquire)) {
-    if (now < op.deadline_ns) return nullptr;
-    return give_up(
-        head + "timed out after " + std::to_string(op.timeout_ns_ / 1'000'000) +
-        " ms while it waited for what this rank's stream does before it. What each rank was doing:" + flight_report());
+  for (int r = 0; r < size(); r++) {
+    const bool remote = !peers_[r].segment;
+    if (const auto heard = remote ? reports_->heard(r) : std::nullopt; heard && heard->report.failed)
+      return because(name_of_rank(r) + " has given up: " + heard->report.reason, heard->report.reason);
   }
-  std::string late;
-  for (int r : waiting_for(op)) {
+  for (int r : awaited) {
     const Peer& peer = peers_[r];
-    late += (late.empty() ? "" : ", ") + name_of_rank(r);
     if (!peer.segment) continue;  // on another host
-    if (!peer.segment->alive())
-      return give_up(head + name_of_rank(r) + " (process " + std::to_string(peer.segment->address().pid) +
-                     ") has died or left. What each rank was doing:" + flight_report());
+    const bool alive = peer.segment->alive();
     if (peer.flight->failed.load(std::memory_order_acquire)) {
       char reason[sizeof peer.flight->reason];
       std::memcpy(reason, peer.flight->reason, sizeof reason);
       reason[sizeof reason - 1] = 0;
-      return give_up(head + name_of_rank(r) + " has given up: " + reason);
+      return because(name_of_rank(r) + " has given up: " + reason, reason);
     }
+    if (!alive)
+      return because(name_of_rank(r) + " (process " + std::to_string(peer.segment->address().pid) +
+                     ") has died or left");
     const auto member = std::find(local_ranks_.begin(), local_ranks_.end(), r) - local_ranks_.begin();
     if (op.is_collective() && board_->deserted_by(static_cast<int>(member)))
-      return give_up(head + name_of_rank(r) +
-                     " has destroyed the group already. What each rank was doing:" + flight_report());
+      return because(name_of_rank(r) + " has destroyed the group already");
   }
   if (now < op.deadline_ns) return nullptr;
-  return give_up(head + "timed out after " + std::to_string(op.timeout_ns_ / 1'000'000) + " ms while it waited for " +
-                 (late.empty() ? "earlier operations" : late) + ". What each rank was doing:" + flight_report());
+  const std::string late = "timed out after " + std::to_string(op.timeout_ns_ / 1'000'000) + " ms while it waited for ";
+  if (!started) return because(late + "what this rank's stream does before it");
+  if (awaited.empty()) return because(late + "earlier operations");
+  const auto ends = awaited_in_the_end(awaited, now);
+  return because(late + names_of(awaited) + (ends == awaited ? "" : ", in the end for " + names_of(ends)));
+}
+
+Group::Failure Group::explain(const GroupOp& op, std::exception_ptr error) const {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Failure& failure) {
+    return failure;
+  } catch (const Mismatch& e) {
+    return {"the ranks called different collectives: " + name_of_rank(e.member) + " called " +
+            describe(e.theirs, op.number_)};
+  } catch (const SizeMismatch& e) {
+    return {name_of_rank(e.member) + " sends " + std::to_string(e.theirs) + " bytes, but this rank expects " +
+            std::to_string(e.ours) + " from it"};
+  } catch (const LengthMismatch& e) {
+    return {name_of_rank(e.sender) + " sends " + std::to_string(e.sent) + " bytes, but the receiver expects " +
+                std::to_string(e.expected) + ". Tensors of both ends must have one size.",
+            "", false};
+  } catch (const std::exception& e) {
+    return {e.what()};
+  }
+}
+
+void Group::mark_failed(const std::string& cause) {
+  if (failed_.exchange(true)) return;
+  cause.copy(flight_->reason, sizeof flight_->reason - 1);
+  flight_->failed.store(true, std::memory_order_release);
+}
+
+Task<> Group::fail(const GroupOp& op, std::exception_ptr error) {
+  Failure failure = explain(op, error);
+  failure.text = "neuron: " + op.what() + " failed: " + failure.text;
+  if (failure.of_the_group) {
+    mark_failed(failure.cause.empty() ? failure.text : failure.cause);
+    if (reports_ && !std::exchange(told_, true)) {
+      const int64_t asked = clock_ns();
+      reports_->send(report(true), reports_->ranks());
+      co_await until([&] {
+        if (const auto askers = reports_->step(); !askers.empty()) reports_->send(report(false), askers);
+        const auto& others = reports_->ranks();
+        return clock_ns() > asked + kAnswerNs ||
+               (reports_->sent() && std::all_of(others.begin(), others.end(), [&](int r) {
+                  const auto heard = reports_->heard(r);
+                  return heard && heard->at_ns > asked;
+                }));
+      });
+    }
+    failure.text += ". What each rank was doing:" + flight_report();
+    std::lock_guard lock(failure_mutex_);
+    if (failure_.empty()) failure_ = failure.text;
+  }
+  throw CommunicationError(failure.text);
 }
 
 void Group::abort(const std::string& reason) {
-  (void)give_up(reason);
+  {
+    std::lock_guard lock(failure_mutex_);
+    if (failure_.empty()) failure_ = reason;
+  }
+  mark_failed(reason);
   node_.engine().kick();
 }
 
+namespace {
+// Waits for the receivers of what was sent.
+class Drain final : public Op {
+ public:
+  Drain(std::shared_ptr<Group> group, Task<> body, int64_t ns)
+      : Op(std::move(body), clock_ns() + ns), group_(std::move(group)) {}
+  std::exception_ptr health(int64_t now) override {
+    if (!group_->failed() && now < deadline_ns) return nullptr;
+    return std::make_exception_ptr(CommunicationError("not drained"));
+  }
+  std::function<void()> completed() override { return nullptr; }
+
+ private:
+  std::shared_ptr<Group> group_;
+};
+}  // namespace
+
 void Group::drain(int64_t ns) {
-  // An operation that waits for the receivers, driven like any other.
-  auto self = shared_from_this();
-  auto body = [](Group* group) -> Task<> { co_await until([group] { return group->router_->drained(); }); };
-  auto op = std::make_shared<GroupOp>(
-      self, Signature{}, messages_++, body(this), ns, [](std::exception_ptr) { return nullptr; }, nullptr);
+  auto body = [](Router& router) -> Task<> { co_await until([&] { return router.drained(); }); };
+  auto op = std::make_shared<Drain>(shared_from_this(), body(*router_), ns);
   node_.engine().submit(op);
   node_.engine().wait_for(*op, ns);
 }

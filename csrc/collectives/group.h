@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "algorithms/link_algorithms.h"
 #include "board.h"
 #include "call.h"
 #include "engine.h"
 #include "flight.h"
 #include "node.h"
+#include "reports.h"
 #include "router.h"
 #include "select.h"
 
@@ -51,12 +53,15 @@ class GroupOp final : public Op {
 
  private:
   friend class Group;
+  Task<> run(Task<> body);
   std::shared_ptr<Group> group_;
   Signature signature_;
   uint64_t number_, place_;
   int64_t started_ns_, timeout_ns_;
   Done done_;
   std::shared_ptr<Start> start_;
+  bool failing_ = false;  // it only tells the other hosts
+  int64_t asked_ns_ = 0;  // when it last asked them what they do
 };
 
 class Group : public std::enable_shared_from_this<Group> {
@@ -88,7 +93,7 @@ class Group : public std::enable_shared_from_this<Group> {
   void abort(const std::string& reason);
   // Waits until what was sent has arrived, or the group has failed and all operations have ended, at most `ns`.
   void drain(int64_t ns);
-  // What each rank of this host was doing, one a line.
+  // What each rank was doing, one a line; of other hosts, what they told when something went wrong.
   std::string flight_report() const;
 
  private:
@@ -99,10 +104,26 @@ class Group : public std::enable_shared_from_this<Group> {
   void join(const std::string& card);
   Task<> receive_into(int from, uint64_t tag, Piece data, std::shared_ptr<int> source);
   std::string name_of_rank(int rank) const;
+  // Why an operation failed.
+  struct Failure {
+    std::string text;
+    std::string cause{};       // what others are told, if it is not the text
+    bool of_the_group = true;  // which cannot be used any more
+  };
   // Why `op` cannot go on, or nothing.
-  std::exception_ptr health(const GroupOp& op, int64_t now);
-  [[nodiscard]] std::exception_ptr give_up(const std::string& message);
+  std::exception_ptr health(GroupOp& op, int64_t now);
+  // The same for what algorithms throw, which know members and numbers; here they get names.
+  Failure explain(const GroupOp& op, std::exception_ptr error) const;
+  // Tells the other ranks, hears what they do, and throws.
+  Task<> fail(const GroupOp& op, std::exception_ptr error);
   std::vector<int> waiting_for(const GroupOp& op) const;
+  std::vector<int> awaited_by(int rank, int64_t now) const;
+  // Whom `awaited` wait for in the end: ranks that do not wait themselves.
+  std::vector<int> awaited_in_the_end(const std::vector<int>& awaited, int64_t now) const;
+  std::string names_of(const std::vector<int>& ranks) const;
+  Report report(bool asks) const;
+  void exchange_reports(GroupOp& op, int64_t now);
+  void mark_failed(const std::string& cause);
 
   GroupOptions options_;
   Node& node_;
@@ -117,13 +138,17 @@ class Group : public std::enable_shared_from_this<Group> {
   std::vector<int> local_ranks_;   // of this host, in order; the board's members
   std::vector<int> across_ranks_;  // of each host the rank in this rank's place
   std::unique_ptr<Board> board_;
+  std::unique_ptr<FabricLink> fabric_;
+  std::unique_ptr<Reports> reports_;  // null if the group has one host
   std::unique_ptr<Router> router_;
   std::mutex submit_mutex_;  // numbers are given in the order of submission
   std::atomic<uint64_t> collectives_{0}, messages_{0};
   uint64_t turn_ = 0;  // the collective that runs; under the engine's right to drive
+  const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();  // of the collective that runs
   std::atomic<bool> failed_{false};
   std::mutex failure_mutex_;
   std::string failure_;
+  bool told_ = false;  // the other hosts, of the failure
 };
 
 }  // namespace neuron::collectives

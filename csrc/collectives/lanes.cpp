@@ -88,7 +88,7 @@ Task<> Lanes::send(int to, uint64_t tag, const std::byte* data, size_t bytes) {
     co_await until([&] { return sent - flow->consumed.load(std::memory_order_acquire) + step <= ring; });
     const uint64_t end = std::min(bytes, sent + step);
     through_ring(sent, end, ring,
-                 [&](uint64_t at, uint64_t from, uint64_t n) { std::memcpy(base + at, data + from, n); });
+                 [&](uint64_t at, uint64_t from, uint64_t n) { writer_.write(base + at, data + from, n); });
     sent = end;
     flow->produced.store(sent, std::memory_order_release);
     wake(member);

@@ -13,6 +13,7 @@
 
 #include "link.h"
 #include "segment.h"
+#include "writer.h"
 
 namespace neuron::collectives {
 
@@ -80,6 +81,7 @@ class Lanes final : public Link {
   std::vector<Member> members_;
   std::map<int, int> member_of_;
   int me_;
+  Writer writer_;
   std::vector<Turn> turns_;       // sends to a member go in order
   std::list<Posted*> posted_;     // receives that wait, oldest first
   std::deque<Arrival> arrivals_;  // messages nobody waits for yet, oldest first

@@ -74,6 +74,8 @@ struct CloseObject {
 template <class T>
 using Object = std::unique_ptr<T, CloseObject<T>>;
 
+static_assert(Fabric::kAnyPeer == FI_ADDR_UNSPEC);
+
 class Libfabric final : public Fabric {
  public:
   explicit Libfabric(const std::string& interface_address);

@@ -89,6 +89,11 @@ void Node::release_retired() {
   });
 }
 
+void Node::keep(std::shared_ptr<void> memory) {
+  std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(memory));
+}
+
 void Node::note_local_ranks(int ranks) {
   std::lock_guard lock(mutex_);
   local_ranks_ = std::max(local_ranks_, ranks);

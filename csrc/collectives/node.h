@@ -36,6 +36,9 @@ class Node {
   void retire(std::unique_ptr<Board> board, uint64_t block);
   // Frees blocks of retired boards that can be.
   void release_retired();
+  // Keeps, for good, what the network may still read or write for an operation that failed: transfers cannot all be
+  // called back.
+  void keep(std::shared_ptr<void> memory);
   // Tells how many ranks this host has, as far as a group knows.
   void note_local_ranks(int ranks);
 
@@ -49,6 +52,7 @@ class Node {
   std::map<std::array<uint8_t, 16>, std::weak_ptr<Segment>> peers_;
   std::unique_ptr<Fabric> fabric_;
   std::vector<std::pair<std::unique_ptr<Board>, uint64_t>> retired_;
+  std::vector<std::shared_ptr<void>> kept_;
   int local_ranks_ = 1;
 };
 

@@ -309,7 +309,13 @@ ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, in
     store_->set(key(rank), mine);
     std::vector<std::string> all;
     for (int r = 0; r < size; r++) {
-      store_->wait({key(r)}, timeout);
+      try {
+        store_->wait({key(r)}, timeout);
+      } catch (const std::exception& e) {
+        throw collectives::CommunicationError(c10::str("neuron: the making of group '", options_->group_name,
+                                                       "' on rank ", rank, " failed: rank ", r, " has not come within ",
+                                                       timeout.count(), " ms: ", e.what()));
+      }
       all.push_back(store_->get_to_str(key(r)));
     }
     return all;

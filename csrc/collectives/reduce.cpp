@@ -113,11 +113,21 @@ inline __attribute__((always_inline)) void kernel(void* dst, const void* const* 
   A acc[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t m = std::min(kBlock, count - begin);
-    const T* first = static_cast<const T*>(sources[0]) + begin;
-    for (size_t i = 0; i < m; i++) acc[i] = to_accumulator(first[i]);
-    for (int s = 1; s < n; s++) {
-      const T* source = static_cast<const T*>(sources[s]) + begin;
-      for (size_t i = 0; i < m; i++) acc[i] = F<A>::apply(acc[i], to_accumulator(source[i]));
+    auto source = [&](int s) { return static_cast<const T*>(sources[s]) + begin; };
+    const T *first = source(0), *second = n > 1 ? source(1) : nullptr;
+    if (n == 1)
+      for (size_t i = 0; i < m; i++) acc[i] = to_accumulator(first[i]);
+    else
+      for (size_t i = 0; i < m; i++) acc[i] = F<A>::apply(to_accumulator(first[i]), to_accumulator(second[i]));
+    int s = 2;
+    for (; s + 1 < n; s += 2) {  // two in a pass over the accumulators
+      const T *a = source(s), *b = source(s + 1);
+      for (size_t i = 0; i < m; i++)
+        acc[i] = F<A>::apply(F<A>::apply(acc[i], to_accumulator(a[i])), to_accumulator(b[i]));
+    }
+    if (s < n) {
+      const T* a = source(s);
+      for (size_t i = 0; i < m; i++) acc[i] = F<A>::apply(acc[i], to_accumulator(a[i]));
     }
     T* out = static_cast<T*>(dst) + begin;
     if (by != 1) {

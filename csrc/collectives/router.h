@@ -14,8 +14,8 @@ namespace neuron::collectives {
 class Router final : public Link {
  public:
   // `remote` may be null; `remote_ranks` are reached through it.
-  Router(std::unique_ptr<Lanes> local, std::unique_ptr<FabricLink> remote, std::set<int> remote_ranks)
-      : local_(std::move(local)), remote_(std::move(remote)), remote_ranks_(std::move(remote_ranks)) {}
+  Router(std::unique_ptr<Lanes> local, FabricLink* remote, std::set<int> remote_ranks)
+      : local_(std::move(local)), remote_(remote), remote_ranks_(std::move(remote_ranks)) {}
 
   Task<> send(int to, uint64_t tag, const std::byte* data, size_t bytes) override;
   Task<int> receive(int from, uint64_t tag, std::byte* data, size_t bytes) override;
@@ -27,7 +27,7 @@ class Router final : public Link {
  private:
   Task<int> find_sender(uint64_t tag);
   std::unique_ptr<Lanes> local_;
-  std::unique_ptr<FabricLink> remote_;
+  FabricLink* remote_;
   std::set<int> remote_ranks_;
   std::map<int, int> busy_;
 };

@@ -79,6 +79,8 @@ Overrides read_overrides() {
 
 const char* name_of(Algorithm a) { return kNames[static_cast<size_t>(a)].data(); }
 
+bool steps_count(size_t bytes, int ranks) { return ranks == 2 || bytes < kManyBytes; }
+
 Algorithm choose(Kind kind, size_t bytes, const Topology& t) {
   static const Overrides overrides = read_overrides();
   const bool shared = t.hosts == 1, grouped = t.even && t.ranks > t.hosts && t.hosts > 1;
@@ -86,7 +88,8 @@ Algorithm choose(Kind kind, size_t bytes, const Topology& t) {
     if ((*wanted != Algorithm::mesh || shared) && (*wanted != Algorithm::hierarchical || grouped)) return *wanted;
   if (shared) return Algorithm::mesh;
   const Row& row = row_of(kind);
-  return grouped ? row.grouped : bytes < kManyBytes ? row.few : row.many;
+  if (grouped) return row.grouped;
+  return steps_count(bytes, t.ranks) ? row.few : row.many;
 }
 
 }  // namespace neuron::collectives

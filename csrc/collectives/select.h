@@ -15,6 +15,9 @@ struct Topology {
   bool even = true;  // every host has the same number of ranks
 };
 
+// Whether few steps are better than few bytes, among ranks on several hosts. Between two, they are as many bytes.
+bool steps_count(size_t bytes, int ranks);
+
 // By operation, size and topology; TORCH_NEURON_COLLECTIVE_ALGORITHM (`all_reduce=ring,broadcast=tree`) overrides it.
 // Throws std::invalid_argument if the override names what does not exist.
 Algorithm choose(Kind kind, size_t bytes, const Topology& topology);

@@ -255,6 +255,24 @@ void death(Group& group, int signal) {
   CHECK(clock_ns() - start < 10 * kSecond);
 }
 
+// Each rank waits for the next and the last one is stopped or gone: all name that one, also those that lose patience
+// before the rank they wait for does.
+void second_hand(Group& group, int signal) {
+  const int n = group.size(), me = group.rank();
+  CHECK(run(group, {{Kind::barrier}, {}, {}}) == "");
+  if (me == n - 1) raise(signal);
+  std::vector<float> v(100);
+  auto error = std::make_shared<std::string>();
+  const int64_t start = clock_ns(), patience = (2 + me) * kSecond;
+  finish(group, group.receive(me + 1, 0, DataType::float32, piece(v), patience, std::make_shared<int>(), note(error)),
+         error);
+  const std::string cause = error->substr(0, error->find("What each rank was doing"));
+  const std::string last = "rank " + std::to_string(n - 1);
+  CHECK(cause.find(last) != std::string::npos);
+  CHECK(error->find("\n  " + last) != std::string::npos);
+  CHECK(clock_ns() - start < patience + 3 * kSecond);
+}
+
 // The last rank fills the start of its shared memory with random words while the others work: they may get errors or
 // wrong values, but must neither crash nor hang.
 void scribble(Group& group, unsigned seed) {
@@ -408,6 +426,14 @@ int main(int argc, char** argv) {
     });
   }
   const bool fabric = has_libfabric();
+  for (int n : sizes)
+    for (int hosts = 1; n > 1 && hosts <= (fabric ? 2 : 1); hosts++)
+      for (int signal : {SIGKILL, SIGSTOP})
+        good &= in_processes(hosts == 1 ? "second hand" : "second hand, two hosts", n, true, [&](Meeting* m, int r) {
+          setenv("MASTER_ADDR", "127.0.0.1", 1);
+          if (hosts > 1) setenv("TORCH_NEURON_HOST", r % hosts ? "odd" : "even", 1);
+          second_hand(*make_group(m, 0, r, n), signal);
+        });
   for (int n : sizes)
     for (const Setting& setting : kSettings) {
       if (n == 1 || (setting.hosts > 1 && !fabric)) continue;

@@ -269,9 +269,9 @@ def test_futures_of_cpu_tensors(ranks):
 
 def _error_through_future(rank, world):
     x = torch.ones(1000 + rank, device=_device())
-    future = dist.all_reduce(x, async_op=True).get_future()
-    future.wait()
+    work = dist.all_reduce(x, async_op=True)
     with pytest.raises(dist.DistBackendError, match="different collectives"):
+        work.get_future().wait()  # raises only if the ranks have met already
         x.sum().item()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import Hosts, missing
+from benchmarks.hosts import PORT, Hosts, missing
 
 PROGRAM = Path(__file__).with_name("on_hosts.py")
 TIMEOUT = 6  # that of on_hosts.py
@@ -77,11 +77,17 @@ def test_lost_rank_on_another_host(hosts, how):
     processes = _start(hosts, "forever", 2)
     _wait_until_ready(processes)
     processes[3].send_signal(how)
-    # Who waits for a rank of its own host that waits for the lost one may run out of time first, and names that one.
-    texts = _outputs(processes[:3])
-    _check_told(texts[2], [3])
-    for text in texts[:2]:
-        _check_told(text, [0, 1, 2, 3])
+    for text in _outputs(processes[:3]):
+        _check_told(text, [3])
+        # Ranks of both hosts have told what they do; the lost one is silent, or seen by its own host.
+        cause, record = text.split("What each rank was doing", 1)
+        doing = dict(re.findall(r"^  rank (\d) \([^)]*\): (.*)$", record, re.MULTILINE))
+        assert set(doing) == set("0123") and all(" #" in doing[r] for r in "012"), text
+        assert "rank 3" in cause.split("failed:", 1)[1], text
+    processes[3].kill()
+    processes[3].wait()
+    for name in hosts.names:
+        assert not [line for line in _sockets(name, "-a") if not line.startswith("TIME-WAIT")]
 
 
 def test_traffic_stays_on_the_interface_chosen(hosts):
@@ -92,17 +98,52 @@ def test_traffic_stays_on_the_interface_chosen(hosts):
     assert f"TORCH_NEURON_INTERFACE={hosts.cables[0]}" in text and "this host has" in text, text
 
 
+def _sockets(host, *options):
+    """Lines of `ss` on a pretended host."""
+    command = ["ip", "netns", "exec", host, "ss", "-Htnp", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def _listening(hosts, host, process):
+    """Addresses that the transport of a rank listens on."""
+    lines = [line for line in _sockets(hosts.names[host], "-l") if f"pid={process.pid}," in line]
+    return [line.split()[3] for line in lines if f":{PORT} " not in line]  # that is the store of PyTorch
+
+
 def test_listening_addresses(hosts):
     processes = _start(hosts, "forever", 1)
     _wait_until_ready(processes)
-    for name, address, process in zip(hosts.names, hosts.addresses, processes):
-        listing = subprocess.run(
-            ["ip", "netns", "exec", name, "ss", "-Hltnp"], capture_output=True, text=True, check=True
-        ).stdout
-        lines = [line for line in listing.splitlines() if f"pid={process.pid}," in line]
-        ours = [line for line in lines if ":29511 " not in line]  # that is the store of PyTorch
-        assert ours, listing
-        assert all(line.split()[3].startswith(address + ":") for line in ours), ours
+    for host, process in enumerate(processes):
+        ours = _listening(hosts, host, process)
+        assert ours and all(a.startswith(hosts.addresses[host] + ":") for a in ours), ours
+
+
+STRANGER = """
+import random, socket, sys
+host, port = sys.argv[1].rsplit(":", 1)
+for i in range(60):
+    with socket.create_connection((host, int(port)), timeout=10) as s:
+        s.settimeout(0.05)
+        try:
+            s.sendall(random.randbytes(random.choice([1, 20, 64, 1000, 100_000])))
+            s.recv(1)
+        except OSError:
+            pass
+"""
+
+
+def test_strangers_cannot_disturb(hosts):
+    """Whoever connects to a rank and sends it random bytes changes nothing."""
+    processes = _start(hosts, "train", 1)
+    addresses = []
+    while not addresses:
+        assert all(p.poll() is None for p in processes)
+        addresses = _listening(hosts, 0, processes[0])
+        time.sleep(0.1)
+    command = ["ip", "netns", "exec", hosts.names[1], sys.executable, "-c", STRANGER, addresses[0]]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    for text in _outputs(processes):
+        assert "GOOD" in text, text
 
 
 def test_missing_libfabric_names_the_package(hosts):

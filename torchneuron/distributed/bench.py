@@ -2,7 +2,9 @@
 
 It starts its ranks on this host; under torchrun each process is a rank, so that it measures several hosts too.
 
-`copy` is the time in which every rank copies as many bytes from memory to memory, all at once: memory bandwidth.
+A time is that of one of several calls in a row, after one that is not counted: ranks wake up in that one. `copy` is the
+time in which every rank copies as many bytes from memory to memory, all at once, and `of copy` how close the operation
+comes to that: to the memory bandwidth.
 The last columns say what the same operation would take on trn2, from the algorithm's steps and the bytes that each rank
 moves: within an instance over NeuronLink, or between instances over EFA.
 """
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+MOST_IN_A_ROW = 20
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
@@ -89,13 +92,14 @@ def _prepare(operation: str, size: int, dtype: Any, device: Any, group: Any) -> 
 
     ranks = dist.get_world_size(group)
     part = max(1, size // dtype.itemsize // ranks)
-    whole = torch.ones(part * ranks, dtype=dtype, device=device)
-    piece = torch.ones(part, dtype=dtype, device=device)
+    # Zeros stay zeros, however often they are added; filled, so that every page has memory of its own.
+    whole = torch.full((part * ranks,), 0, dtype=dtype, device=device)
+    piece = torch.full((part,), 0, dtype=dtype, device=device)
     other = torch.empty_like(whole)
     return {
-        "all_reduce": lambda: dist.all_reduce(whole, op=dist.ReduceOp.MAX, group=group),
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
         "all_gather": lambda: dist.all_gather_single(whole, piece, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(piece, whole, op=dist.ReduceOp.MAX, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(piece, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
         "broadcast": lambda: dist.broadcast(whole, 0, group=group),
     }[operation]
@@ -112,24 +116,31 @@ def measure(
     groups = {"neuron": (dist.group.WORLD, torch.device("neuron", torch.neuron.current_device()))}
     if gloo:
         groups["gloo"] = (dist.new_group(backend="gloo"), torch.device("cpu"))
+    # A copy is over before the next rank of its core begins; together they take as long as they are many.
+    turns = max(1.0, int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())) / len(os.sched_getaffinity(0)))
     rows = []
     for operation in operations:
         for size in byte_sizes:
             calls = {name: _prepare(operation, size, dtype, device, group) for name, (group, device) in groups.items()}
-            source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+            source, target = (torch.full((size,), 0, dtype=torch.uint8) for _ in range(2))
             calls["copy"] = lambda source=source, target=target: target.copy_(source)
             times: dict[str, list[float]] = {name: [] for name in calls}
+            in_a_row = max(1, min(MOST_IN_A_ROW, (1 << 20) // size))
             for i in range(warmup + iterations):
                 for name, call in calls.items():
                     dist.barrier()
-                    start = time.perf_counter()
                     call()
                     torch.neuron.synchronize()
+                    start = time.perf_counter()
+                    for _ in range(in_a_row):
+                        call()
+                    torch.neuron.synchronize()
                     if i >= warmup:
-                        times[name].append(time.perf_counter() - start)
+                        times[name].append((time.perf_counter() - start) / in_a_row)
             medians = torch.tensor([statistics.median(t) for t in times.values()], dtype=torch.float64)
             dist.all_reduce(medians, op=dist.ReduceOp.MAX)  # a collective takes what its slowest rank takes
             row = dict(zip((f"{name}_s" for name in times), medians.tolist()))
+            row["copy_s"] *= turns
             rows.append({"operation": operation, "bytes": size, "algorithm": backend.algorithm(operation, size), **row})
     return rows
 
@@ -138,7 +149,8 @@ def table(rows: list[dict], ranks: int, hosts: int, dtype: str, itemsize: int) -
     """The results as text, in the columns of nccom-test and then gloo's and the predicted times."""
     head = (
         f"{'size(B)':>12} {'count(elems)':>13} {'type':>9} {'time(us)':>10} {'algbw(GB/s)':>12} {'busbw(GB/s)':>12} "
-        f"{'algorithm':>12} {'copy(us)':>9} {'gloo(us)':>10} {'speedup':>8} {'trn2(us)':>9} {f'trn2x{hosts}(us)':>11}"
+        f"{'algorithm':>12} {'copy(us)':>9} {'of copy':>8} {'gloo(us)':>10} {'speedup':>8} {'trn2(us)':>9} "
+        f"{f'trn2x{hosts}(us)':>11}"
     )
     lines: list[str] = []
     for operation in dict.fromkeys(r["operation"] for r in rows):
@@ -153,10 +165,14 @@ def table(rows: list[dict], ranks: int, hosts: int, dtype: str, itemsize: int) -
             beside = (f"{gloo * 1e6:.1f}", f"{gloo / seconds:.1f}x") if gloo else ("-", "-")
             lines.append(
                 f"{size:>12} {size // itemsize:>13} {dtype:>9} {seconds * 1e6:>10.1f} {bandwidth:>12.2f} "
-                f"{bandwidths[-1]:>12.2f} {r['algorithm']:>12} {r['copy_s'] * 1e6:>9.1f} "
+                f"{bandwidths[-1]:>12.2f} {r['algorithm']:>12} {r['copy_s'] * 1e6:>9.1f} {r['copy_s'] / seconds:>8.0%} "
                 f"{beside[0]:>10} {beside[1]:>8} {near * 1e6:>9.1f} {far * 1e6:>11.1f}"
             )
-        lines += [f"Avg bus bandwidth: {statistics.mean(bandwidths):.2f} GB/s", ""]
+        lines.append(f"Avg bus bandwidth: {statistics.mean(bandwidths):.2f} GB/s")
+        ratios = [r["gloo_s"] / r["neuron_s"] for r in rows if r["operation"] == operation and "gloo_s" in r]
+        if ratios:
+            lines.append(f"Faster than gloo: {statistics.geometric_mean(ratios):.1f}x (geometric mean)")
+        lines.append("")
     return "\n".join(lines)
 
 

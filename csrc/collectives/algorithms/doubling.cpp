@@ -2,46 +2,52 @@
 // beyond the biggest power of two hand their data to a partner first and get the result from it. The barrier is the
 // dissemination form of the same idea, which takes any number of ranks.
 #include <bit>
-#include <cstring>
 
 #include "../reduce.h"
 #include "link_algorithms.h"
 
 namespace neuron::collectives::doubling {
 
-Task<> all_reduce(Party& party, const Call& call) {
+namespace {
+
+constexpr int kFold = 64, kUnfold = 65, kSteps = 66;  // after those of the doubling
+
+Task<> sum(Party& party, Piece in, Piece out, std::byte* theirs, const Signature& signature, uint64_t first_step) {
   const int n = party.size(), me = party.me, core = static_cast<int>(std::bit_floor(static_cast<unsigned>(n)));
-  const Piece& in = call.in[0];
-  const Piece& out = call.out[0];
-  if (in.data != out.data && in.bytes) std::memcpy(out.data, in.data, in.bytes);
-  const DataType dtype = call.signature.dtype;
-  const Reduction op = call.signature.reduction;
-  const size_t count = out.bytes / size_of(dtype);
-  constexpr uint64_t kFold = 100, kUnfold = 101;
+  const size_t count = out.bytes / size_of(signature.dtype);
   if (me >= core) {
-    co_await party.send(me - core, kFold, out.data, out.bytes);
-    (void)co_await party.receive(me - core, kUnfold, out.data, out.bytes);
+    co_await party.send(me - core, first_step + kFold, in.data, in.bytes);
+    (void)co_await party.receive(me - core, first_step + kUnfold, out.data, out.bytes);
     co_return;
   }
-  std::vector<std::byte> theirs(out.bytes);
-  const void* sources[2];
+  const std::byte* mine = in.data;
+  auto add = [&](bool mine_first, int average_over) {
+    const void* sources[] = {mine_first ? mine : theirs, mine_first ? theirs : mine};
+    reduce(out.data, sources, 2, count, signature.dtype, signature.reduction, average_over);
+    mine = out.data;
+  };
   if (me + core < n) {
-    (void)co_await party.receive(me + core, kFold, theirs.data(), out.bytes);
-    sources[0] = out.data, sources[1] = theirs.data();
-    reduce(out.data, sources, 2, count, dtype, op, 1);
+    (void)co_await party.receive(me + core, first_step + kFold, theirs, out.bytes);
+    add(true, 1);
   }
   for (int distance = 1, step = 0; distance < core; distance *= 2, step++) {
     const int peer = me ^ distance;
-    co_await exchange(party, peer, out.data, out.bytes, peer, theirs.data(), out.bytes, step);
+    co_await exchange(party, peer, mine, out.bytes, peer, theirs, out.bytes, first_step + step);
     // The lower rank's data comes first on both sides, so that all ranks get the same bits.
-    sources[me > peer] = out.data, sources[me < peer] = theirs.data();
-    reduce(out.data, sources, 2, count, dtype, op, 1);
+    add(me < peer, 2 * distance == core ? n : 1);
   }
-  if (op == Reduction::avg) {
-    sources[0] = out.data;
-    reduce(out.data, sources, 1, count, dtype, op, n);
-  }
-  if (me + core < n) co_await party.send(me + core, kUnfold, out.data, out.bytes);
+  if (me + core < n) co_await party.send(me + core, first_step + kUnfold, out.data, out.bytes);
+}
+
+}  // namespace
+
+Task<> all_reduce(Party& party, const Call& call) {
+  const Piece &in = call.in[0], &out = call.out[0];
+  if (party.size() == 1) copy(out, in);
+  auto part = [&](size_t offset, uint64_t step, const Room& room) {
+    return sum(party, segment_of(in, offset), segment_of(out, offset), room[0], call.signature, step);
+  };
+  if (party.size() > 1) co_await in_segments(party, out.bytes, kSteps, part);
 }
 
 Task<> barrier(Party& party) {

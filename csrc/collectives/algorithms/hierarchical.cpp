@@ -1,13 +1,10 @@
 #include "hierarchical.h"
 
 #include "../reduce.h"
+#include "../select.h"
 #include "mesh.h"
 
 namespace neuron::collectives::hierarchical {
-
-namespace {
-constexpr size_t kManyBytes = 64 << 10;
-}
 
 Task<> all_reduce(Board& board, Party& across, uint64_t operation, const Call& call, int ranks) {
   const int n = board.size();
@@ -37,7 +34,7 @@ Task<> all_reduce(Board& board, Party& across, uint64_t operation, const Call& c
   Call between = within;
   between.signature.kind = Kind::all_reduce;
   between.in = between.out = {mine};
-  if (mine.bytes < kManyBytes)
+  if (steps_count(mine.bytes, across.size()))
     co_await doubling::all_reduce(across, between);
   else
     co_await ring::all_reduce(across, between);

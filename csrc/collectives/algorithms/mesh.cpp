@@ -27,7 +27,7 @@ size_t part(const Piece& piece, size_t offset, size_t bytes) {
 // Small reductions: one round; everyone reduces everything, in the same order.
 Task<> reduce_once(Board& board, uint64_t operation, const Call& call) {
   const Piece& in = call.in[0];
-  put(board.window(), in.data, in.bytes);
+  board.write(board.window(), in.data, in.bytes);
   co_await board.open(call.signature, operation, 0, false);
   if (!call.out.empty()) {
     std::vector<const void*> sources;
@@ -63,7 +63,7 @@ Task<> reduce_chunks(Board& board, uint64_t operation, const Call& call) {
   while (begin < in.bytes || done_begin < in.bytes) {
     std::byte* window = board.window();
     for (int j = 0; j < n; j++)
-      if (j != me) put(window + place(me, j), in.data + begin + j * slice, part(in, begin + j * slice, slice));
+      if (j != me) board.write(window + place(me, j), in.data + begin + j * slice, part(in, begin + j * slice, slice));
     board.publish();
     co_await board.everyone();
     if (out)
@@ -77,7 +77,7 @@ Task<> reduce_chunks(Board& board, uint64_t operation, const Call& call) {
       sources[me] = in.data + mine;
       std::byte* result = out ? out + mine : own.data();
       reduce(result, sources.data(), n, bytes / element, dtype, call.signature.reduction, n);
-      put(board.window() + reduced_place, result, bytes);
+      board.write(board.window() + reduced_place, result, bytes);
     }
     done_begin = begin;
     done_slice = slice;
@@ -96,7 +96,7 @@ Task<> reduce_scatter(Board& board, uint64_t operation, const Call& call) {
   size_t slice = small_slice;
   auto write = [&](size_t offset) {
     for (int j = 0; j < n; j++)
-      if (j != me) put(board.window() + j * slice, call.in[j].data + offset, part(call.in[j], offset, slice));
+      if (j != me) board.write(board.window() + j * slice, call.in[j].data + offset, part(call.in[j], offset, slice));
   };
   auto read = [&](size_t offset) {
     const size_t bytes = part(call.out[0], offset, slice);
@@ -124,7 +124,7 @@ Task<> reduce_scatter(Board& board, uint64_t operation, const Call& call) {
 // all_gather, gather, broadcast: what a rank sends is the same for all.
 Task<> share(Board& board, uint64_t operation, const Call& call) {
   auto write = [&](size_t offset, size_t bytes) {
-    if (!call.in.empty()) put(board.window(), call.in[0].data + offset, part(call.in[0], offset, bytes));
+    if (!call.in.empty()) board.write(board.window(), call.in[0].data + offset, part(call.in[0], offset, bytes));
   };
   auto read = [&](size_t offset, size_t bytes) {
     for (size_t j = 0; j < call.out.size(); j++) {
@@ -155,7 +155,7 @@ Task<> exchange(Board& board, uint64_t operation, const Call& call) {
   auto write = [&](size_t offset) {
     for (size_t j = 0; j < call.in.size(); j++)
       if (static_cast<int>(j) != me)
-        put(board.window() + j * slice, call.in[j].data + offset, part(call.in[j], offset, slice));
+        board.write(board.window() + j * slice, call.in[j].data + offset, part(call.in[j], offset, slice));
   };
   auto read = [&](size_t offset) {
     for (size_t j = 0; j < call.out.size(); j++) {

@@ -26,20 +26,20 @@ Task<> reduce(Party& party, const Call& call) {
   const int place = (party.me - root + n) % n;
   const Piece& in = call.in[0];
   const DataType dtype = call.signature.dtype;
-  std::vector<std::byte> sum(in.bytes), theirs(in.bytes);
-  if (in.bytes) std::memcpy(sum.data(), in.data, in.bytes);
+  std::byte *sum = party.scratch.take(in.bytes), *theirs = party.scratch.take(in.bytes);
+  if (in.bytes) std::memcpy(sum, in.data, in.bytes);
   auto rank = [&](int p) { return (p + root) % n; };
   for (int distance = 1; distance < n; distance *= 2) {
     if (place & distance) {
-      co_await party.send(rank(place - distance), 0, sum.data(), sum.size());
+      co_await party.send(rank(place - distance), 0, sum, in.bytes);
       co_return;
     }
     if (place + distance >= n) continue;
-    (void)co_await party.receive(rank(place + distance), 0, theirs.data(), theirs.size());
-    const void* sources[] = {sum.data(), theirs.data()};
-    collectives::reduce(sum.data(), sources, 2, in.bytes / size_of(dtype), dtype, call.signature.reduction, 1);
+    (void)co_await party.receive(rank(place + distance), 0, theirs, in.bytes);
+    const void* sources[] = {sum, theirs};
+    collectives::reduce(sum, sources, 2, in.bytes / size_of(dtype), dtype, call.signature.reduction, 1);
   }
-  const void* source = sum.data();
+  const void* source = sum;
   if (in.bytes)
     collectives::reduce(call.out[0].data, &source, 1, in.bytes / size_of(dtype), dtype, call.signature.reduction, n);
 }
