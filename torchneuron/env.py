@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 
 def _flag(text: str) -> bool:
-    if text.lower() in ("", "0", "false", "off", "no"):
+    if text.lower() in ("0", "false", "off", "no"):
         return False
     if text.lower() in ("1", "true", "on", "yes"):
         return True
     raise ValueError("expected 0 or 1")
 
 
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(
+                f"expected {', '.join(names[:-1])} or {names[-1]}" if names[1:] else f"expected {names[0]}"
+            )
+        return text
+
+    return parse
+
+
 def _positive(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise ValueError("expected a positive whole number")
-    return value
+    if not text.isdecimal() or not 0 < int(text) < 2**63:
+        raise ValueError("expected a positive whole number below 2^63")
+    return int(text)
 
 
 # PyTorch keeps a device index in a signed byte.
@@ -37,17 +48,18 @@ def _core_count(text: str) -> int:
 def _core_list(text: str) -> list[int]:
     """`0-3`, `1,2` -> core numbers."""
     cores: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        cores.extend(range(int(first), int(last or first) + 1))
-    if not cores or min(cores) < 0 or len(set(cores)) != len(cores) or len(cores) > _MOST_DEVICES:
+    if re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text):
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            cores.extend(range(int(first), int(last or first) + 1))
+    if not cores or len(set(cores)) != len(cores) or len(cores) > _MOST_DEVICES:
         raise ValueError(f"expected up to {_MOST_DEVICES} core numbers such as 0-3 or 4,5")
     return cores
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable: its name, what an unset one means, how its text is read, and what it does."""
+    """One environment variable: its name, what an unset or empty one means, how its text is read, and what it does."""
 
     name: str
     default: Any
@@ -58,7 +70,7 @@ class Variable:
     def get(self) -> Any:
         """Value from the environment, or the default. Raises ValueError that names the variable."""
         text = os.environ.get(self.name)
-        if text is None:
+        if not text:
             return self.default
         try:
             return self.parse(text)
@@ -137,12 +149,18 @@ AUTOLOAD = Variable(
 PLATFORM_TARGET = Variable(
     "NEURON_PLATFORM_TARGET_OVERRIDE",
     None,
-    str,
+    _one_of("trn1", "trn2", "trn3"),
     "The Trainium that NKI kernels are checked and timed for: `trn1`, `trn2` or `trn3`. `NKI_NC_VERSION` (`gen2` to "
     "`gen4`) says the same to NKI code.",
     "`trn3`",
 )
-NC_VERSION = Variable("NKI_NC_VERSION", None, str, "See `NEURON_PLATFORM_TARGET_OVERRIDE`, which wins.", "unset")
+NC_VERSION = Variable(
+    "NKI_NC_VERSION",
+    None,
+    _one_of("gen2", "gen3", "gen4"),
+    "See `NEURON_PLATFORM_TARGET_OVERRIDE`, which wins.",
+    "unset",
+)
 NKI_SIMULATOR = Variable("NKI_SIMULATOR", False, _flag, "`1`: NKI kernels run step by step in Python.")
 NKI_PRECISE_FP = Variable(
     "NKI_PRECISE_FP", True, _flag,
@@ -160,14 +178,14 @@ NKI_SPILL = Variable(
 MX_SCALE = Variable(
     "TORCH_NEURON_MX_SCALE",
     "",
-    str,
+    _one_of("ocp"),
     "`ocp`: MX block scales as the OCP specification and NKI before 0.5 have them, without headroom for rounding.",
     "with headroom",
 )
 SIMD = Variable(
     "NEURON_SIMD",
     None,
-    str,
+    _one_of("baseline", "avx2", "avx512"),
     "Vector instructions of the software NeuronCore: `baseline`, `avx2` or `avx512`. Results do not depend on it.",
     "the best that the machine has",
 )
@@ -202,6 +220,12 @@ VARIABLES = [
     CACHE_DIR,
     AUTOLOAD,
 ]
+
+
+def check() -> None:
+    """Raises ValueError for the first variable that says what it cannot say."""
+    for variable in VARIABLES:
+        variable.get()
 
 
 def device_count() -> int:

@@ -117,13 +117,13 @@ c10::intrusive_ptr<c10::StorageImpl> Bridge::twin(c10::StorageImpl& storage) {
 
 at::Tensor Bridge::to_host(const at::Tensor& t, bool written) {
   if (!is_neuron(t)) return t;
-  // PyTorch says that a tensor overlaps itself. Without elements only its identity tells.
-  if (C10_UNLIKELY(t.unsafeGetTensorImpl()->numel() == 0))
-    for (auto& arg : lowered_)
-      if (arg.device.is_same(t)) {
-        arg.written |= written;
-        return arg.host;
-      }
+  // One tensor given twice is one tensor: some kernels ask (sums of sparse tensors; overlap of tensors without
+  // elements).
+  for (auto& arg : lowered_)
+    if (C10_UNLIKELY(arg.device.is_same(t))) {
+      arg.written |= written;
+      return arg.host;
+    }
   at::Tensor host;
   if (C10_LIKELY(t.layout() == c10::kStrided && !t.is_nested())) {
     host = alias(twin(*t.storage().unsafeGetStorageImpl()), t);

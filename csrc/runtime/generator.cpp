@@ -34,9 +34,10 @@ void NeuronGenerator::set_offset(uint64_t offset) {
 }
 
 void NeuronGenerator::set_state(const c10::TensorImpl& state) {
-  TORCH_CHECK(state.layout() == c10::kStrided && state.device_type() == c10::kCPU &&
-                  state.dtype() == caffe2::TypeMeta::Make<uint8_t>() && state.is_contiguous() &&
-                  state.numel() == sizeof(State),
+  TORCH_CHECK_TYPE(state.layout() == c10::kStrided && state.device_type() == c10::kCPU &&
+                       state.dtype() == caffe2::TypeMeta::Make<uint8_t>(),
+                   "The state of a random generator is a torch.ByteTensor on the CPU. Take it from get_state().");
+  TORCH_CHECK(state.is_contiguous() && state.numel() == sizeof(State),
               "The state of a neuron generator is a contiguous CPU tensor of ", sizeof(State),
               " bytes (torch.uint8): seed and offset. Take it from get_state().");
   State s;

@@ -64,6 +64,12 @@ def test_same_as_cpu(name):
         assert torch.equal(c, n) and c.dtype == n.dtype
 
 
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_a_tensor_given_twice_is_one(layout):
+    s = getattr(X, f"to_sparse_{layout}")().to("neuron")
+    assert torch.equal((s + s).to_dense().cpu(), X * 2)
+
+
 def test_sparse_parts_share_memory():
     s = X.to("neuron").to_sparse()
     s._values().mul_(2)

@@ -213,6 +213,21 @@ def test_command_line(write, python, tmp_path):
     assert json.loads(out.read_text())["fallback"][0]["operator"] == "aten::erfinv"
 
 
+@pytest.mark.parametrize("command", ["check", "explain"])
+def test_a_forked_child_ends_with_its_own_code(write, python, command):
+    script = write("""
+        import os, sys, torch
+        torch.ones(3, device="neuron").sum().item()
+        child = os.fork()
+        if not child:
+            sys.exit(3)
+        print("child", os.waitpid(child, 0)[1] >> 8)
+        """)
+    run = python("-m", "torchneuron", command, script)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.count("child 3") == 1 and run.stdout.count(f"== torchneuron {command}") == 1
+
+
 def test_module(write, python):
     write("import torch, sys\ntorch.ones(1, device='neuron')\nsys.exit(len(sys.argv))\n", "job.py")
     assert python("-m", "torchneuron", "check", "-m", "job", "--", "a", "b").returncode == 3

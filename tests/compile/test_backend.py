@@ -24,6 +24,7 @@ def test_factory_in_the_graph():
         ({"mode": "reduce-overhead"}, "neuron backend.*CUDA graphs"),
         ({"options": {"nonsense": 1}}, "'nonsense' is not known to the neuron backend; it has passes, cache"),
         ({"options": {"passes": ["views", "magic"]}}, "neuron backend has no pass 'magic'; its passes are .*views"),
+        ({"options": {"passes": "views"}}, "'passes' is a list of names, not 'views'"),
         ({"options": {"cache": 1}}, "'cache' is True or False"),
     ],
 )

@@ -26,13 +26,39 @@ def test_switched_off_and_loaded_by_hand(python):
 
 
 @pytest.mark.parametrize(
-    "before, environment",
-    [(BROKEN, {}), ("", {"NEURON_RT_NUM_CORES": "many"})],
-    ids=["no extension", "bad environment variable"],
+    "setting",
+    [
+        "NEURON_RT_NUM_CORES=many",
+        "NEURON_RT_VISIBLE_CORES=3-1",
+        "NEURON_RT_VISIBLE_CORES=-1",
+        "TORCH_NEURON_FUSION=nonsense",
+        "TORCH_NEURON_MEMORY_BYTES=99999999999999999999999",
+        "NEURON_SIMD=fast",
+        "NEURON_PLATFORM_TARGET_OVERRIDE=trn9",
+    ],
 )
-def test_import_torch_survives(python, before, environment):
-    code = before + "import torch; print((torch.ones(2) + 1).tolist(), hasattr(torch, 'neuron'))"
-    run = python("-c", code, **environment)
+@pytest.mark.parametrize("options", [[], ["-W", "error"]], ids=["", "warnings are errors"])
+def test_a_setting_that_cannot_be_read_is_named(python, setting, options):
+    name, value = setting.split("=")
+    code = "import torch; print((torch.ones(2) + 1).tolist(), hasattr(torch, 'neuron'))"
+    run = python(*options, "-c", code, **{name: value})
+    assert (run.returncode, run.stdout) == (0, "[2.0, 2.0] False\n")
+    assert options or f"RuntimeWarning: The neuron device is not available: {name}='{value}': expected" in run.stderr
+
+
+def test_an_empty_setting_is_none(python):
+    names = ["TORCH_NEURON_FUSION", "TORCH_NEURON_MEMORY_BYTES", "NEURON_RT_VISIBLE_CORES", "TORCH_NEURON_CACHE_DIR"]
+    code = (
+        "import torch, torchneuron.env as env; x = torch.ones(8, device='neuron'); (x * 2 + 1).sum().item();"
+        "print(torch.neuron.fusion_stats()['ops_fused'] > 0, env.NKI_PRECISE_FP.get())"
+    )
+    run = python("-c", code, **dict.fromkeys([*names, "NKI_PRECISE_FP"], ""))
+    assert (run.stdout, run.stderr) == ("True True\n", "")
+
+
+def test_import_torch_survives(python):
+    code = BROKEN + "import torch; print((torch.ones(2) + 1).tolist(), hasattr(torch, 'neuron'))"
+    run = python("-c", code)
     assert (run.returncode, run.stdout, run.stderr) == (0, "[2.0, 2.0] False\n", "")
 
 

@@ -53,12 +53,19 @@ def test_generator_of_another_device(act):
         act(torch.ones(3, device="neuron"), torch.Generator())
 
 
+def test_peers_that_are_not_there():
+    with pytest.raises(AssertionError, match="There is no device neuron:99: this process has"):
+        torch.neuron.can_device_access_peer(0, 99)
+
+
 def test_bad_generator_states():
     generator = torch.Generator("neuron")
     before = generator.get_state()
-    for state in (torch.zeros(3, dtype=torch.uint8), torch.zeros(16), torch.Generator().get_state()):
-        with pytest.raises(RuntimeError, match="16 bytes|ByteTensor"):
+    for state in (torch.zeros(3, dtype=torch.uint8), torch.Generator().get_state()):
+        with pytest.raises(RuntimeError, match="16 bytes"):
             generator.set_state(state)
+    with pytest.raises(TypeError, match="torch.ByteTensor"):
+        torch.neuron.set_rng_state(torch.zeros(16))
     with pytest.raises(RuntimeError, match="multiple of 4"):
         generator.set_offset(3)
     assert torch.equal(generator.get_state(), before)

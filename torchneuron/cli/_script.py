@@ -10,7 +10,18 @@ from pathlib import Path
 
 
 def run_script(script: str, arguments: list[str], as_module: bool) -> int:
-    """Runs `script` as `__main__`; returns its exit code. A traceback shows the script's frames alone."""
+    """Runs `script` as `__main__`; returns its exit code. A traceback shows the script's frames alone.
+
+    A child that the script forked ends here with its own exit code: only the script's process reports.
+    """
+    process = os.getpid()
+    code = _run(script, arguments, as_module)
+    if os.getpid() != process:
+        raise SystemExit(code)
+    return code
+
+
+def _run(script: str, arguments: list[str], as_module: bool) -> int:
     sys.argv = [script, *arguments]
     try:
         if as_module:

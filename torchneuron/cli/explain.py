@@ -196,7 +196,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report into FILE as well")
     parser.add_argument("--nki", type=Path, metavar="DIR", help="write each program as NKI source into a file of DIR")
     parser.add_argument("script")
-    parser.add_argument("arguments", nargs="*", help="the script's arguments, after --")
+    parser.add_argument("arguments", nargs="*", default=[], help="the script's arguments, after --")
     args = parser.parse_args(arguments)
     if not args.module and not Path(args.script).is_file():
         parser.error(f"there is no file {args.script}")

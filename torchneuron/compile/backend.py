@@ -51,6 +51,8 @@ class Options:
                 raise ValueError(
                     f"torch.compile option {name!r} is not known to the neuron backend; it has {', '.join(known)}."
                 )
+        if isinstance(given.get("passes"), str):
+            raise ValueError(f"torch.compile option 'passes' is a list of names, not {given['passes']!r}.")
         if "passes" in given:
             given["passes"] = frozenset(given["passes"])
             if unknown := sorted(given["passes"] - set(PASSES)):

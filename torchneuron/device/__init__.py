@@ -123,7 +123,11 @@ def is_current_stream_capturing() -> bool:
 
 def can_device_access_peer(device: Device, peer_device: Device) -> bool:
     """Whether copies between two devices need no detour over the host: always, on one machine."""
-    return device_index(device) != device_index(peer_device)
+    indices = [device_index(d) for d in (device, peer_device)]
+    for index in indices:
+        if index >= device_count():
+            raise AssertionError(f"There is no device neuron:{index}: this process has {device_count()}.")
+    return indices[0] != indices[1]
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -27,6 +27,7 @@ def _machine_memory() -> int:
 
 def register(module_name: str) -> None:
     """Makes `neuron` a device of this process's PyTorch."""
+    env.check()
     count = env.device_count()
     capacity = env.MEMORY_BYTES.get() or min(_CORE_MEMORY, _machine_memory() * 9 // 10 // count)
     torch.utils.rename_privateuse1_backend("neuron")
