@@ -96,3 +96,9 @@ def test_compiled_graphs_refuse_writes_that_are_not_declared():
     with pytest.raises(Exception, match="clear writes its argument 0.*mutates_args"):
         torch.compile(lambda x: clear(x) + 1, backend="neuron", fullgraph=True)(x)
     assert x.cpu().unique().tolist() == [1.0]
+
+
+def test_dynamic_graphs_trace_a_kernel_for_each_size():
+    f = torch.compile(lambda x: plus_one(x) * 2, backend="neuron", dynamic=True, fullgraph=True)
+    for rows in (4, 5, 6):
+        assert torch.equal(f(torch.ones(rows, 4, device="neuron")).cpu(), torch.full((rows, 4), 4.0))

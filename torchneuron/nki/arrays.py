@@ -61,7 +61,7 @@ class Input:
 
 def signature(x: object) -> tuple:
     """What of an array a traced kernel depends on."""
-    return (tuple(x.shape), str(x.dtype))
+    return (tuple(map(int, x.shape)), str(x.dtype))  # int: sizes of a dynamic graph are fixed
 
 
 def as_input(x: object) -> Input:
