@@ -98,6 +98,22 @@ def test_compiled_graphs_refuse_writes_that_are_not_declared():
     assert x.cpu().unique().tolist() == [1.0]
 
 
+def test_prints_of_a_kernel_need_no_trace(capsys):
+    @nki.jit
+    def shown(x):
+        t = nl.load(x)
+        nl.device_print("tile", t)
+        out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        nl.store(out, t)
+        return out
+
+    x = torch.ones(2, 2, device="neuron")
+    assert torch.equal(torch.compile(lambda x: shown(x) * 3, backend="neuron", fullgraph=True)(x).cpu(), x.cpu() * 3)
+    assert capsys.readouterr().out.count("tile [[1. 1.]") == 1
+    assert len(nki.profile(shown, target="trn2")(x).instructions) == 2
+    assert not capsys.readouterr().out
+
+
 def test_dynamic_graphs_trace_a_kernel_for_each_size():
     f = torch.compile(lambda x: plus_one(x) * 2, backend="neuron", dynamic=True, fullgraph=True)
     for rows in (4, 5, 6):

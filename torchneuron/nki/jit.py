@@ -125,9 +125,7 @@ class Kernel:
 
     def _infer(self, args: tuple, kwargs: dict) -> object:
         """Results for fake tensors: shapes and types from tracing."""
-        traced = self.trace(args, kwargs)
-        if traced is None:
-            raise errors.DataDependentError(f"{self.__name__}: result shapes are not known without running the kernel")
+        traced = self.trace(args, kwargs) or self._trace(args, kwargs, targets.default(), runs=False)
         tensors: list[object] = []
         arrays.replace((args, kwargs), tensors.append)
 
@@ -159,11 +157,13 @@ class Kernel:
             self.cache[key] = traced
         return traced
 
-    def _trace(self, args: tuple, kwargs: dict, target: targets.Target) -> Traced:
+    def _trace(self, args: tuple, kwargs: dict, target: targets.Target, runs: bool = True) -> Traced:
+        """runs=False: for shapes and time only, so that what a kernel prints does not matter."""
         launch = Launch(self.lnc)
         traced = Traced([], [], [], [], [], None, [])
         for core in range(self.lnc):
             session = Session(False, target, launch, core, grid=self.grid)
+            session.runs = runs
             launch.sessions.append(session)
             tensors: list[NkiTensor] = []
 

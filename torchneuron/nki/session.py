@@ -138,6 +138,7 @@ class Session:
     ) -> None:
         self.step, self.target, self.launch = step, target, launch
         self.program_id, self.rank, self.grid = program_id, rank, grid
+        self.runs = True  # False: traced for its shapes or its time only
         self.wide = step and not env.NKI_PRECISE_FP.get()
         self.program = _core.Program(target.generation)
         self.core = _core.Core(self.program, program_id, rank)
