@@ -175,6 +175,17 @@ void check_free(const Instruction& in, int operand, int64_t want) {
     fail(in, in.spec().operands[operand].name, text("free size ", a.free_size(), " must be ", want));
 }
 
+// Before trn3 TensorE writes within one bank.
+void check_bank(const Instruction& in, const Storage& s) {
+  const Access& dst = in.operand(0).access;
+  const Box box = bounding_box(s, dst);
+  if (dst.is_dynamic() || box.end - box.begin != dst.free_size() * size_of(dst.dtype)) return;
+  const int64_t begin = std::max<int64_t>(s.address, 0) + box.begin, last = begin + box.end - box.begin - 1;
+  if (begin / kPsumBankBytes != last / kPsumBankBytes)
+    fail(in, "dst",
+         text("bytes ", begin, " to ", last, " of a partition cross a PSUM bank (", kPsumBankBytes, " bytes)"));
+}
+
 void check_opcode(const Instruction& in, int generation) {
   switch (in.opcode) {
     case Opcode::nc_matmul:
@@ -240,6 +251,9 @@ void Program::validate(Instruction& in) const {
   check_shapes(in, storages_);
   check_rules(in, storages_);
   check_opcode(in, generation_);
+  if (generation_ < 4 && in.engine == Engine::tensor && !in.operands.empty() && in.operand(0).is_tile() &&
+      storages_[in.operand(0).access.storage].memory == Memory::psum)
+    check_bank(in, storages_[in.operand(0).access.storage]);
 
   // A result that overlaps an input in another pattern must not be seen by the input.
   for (size_t d = 0; d < in.operands.size(); ++d) {

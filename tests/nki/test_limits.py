@@ -36,6 +36,17 @@ WRONG = {
         "trn2",
         "moving.*513.*512",
     ),
+    "matmul across banks": (
+        lambda x: nisa.nc_matmul(ps(128, 1024)[:, 256:768], sb(8, 128), sb(8, 512)),
+        "trn2",
+        "nc_matmul dst.*1024 to 3071.*bank",
+    ),
+    "address in PSUM": (lambda x: nl.ndarray((8, 4), nl.float32, nl.psum, address=(0, 1000)), "trn2", "1000.*bank"),
+    "partitions at an address": (
+        lambda x: nl.ndarray((96, 4), nl.float32, nl.sbuf, address=(64, 0)),
+        "trn2",
+        "partitions 64 to 159.*128",
+    ),
     "matmul stationary size": (lambda x: nisa.nc_matmul(ps(128, 4), sb(8, 129), sb(8, 4)), "trn2", "stationary.*129"),
     "matmul partitions": (
         lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4), sb(9, 4)),
@@ -312,6 +323,21 @@ def test_what_does_not_fit_may_spill(way, monkeypatch):
         way(fill_psum(9))(X)
 
 
+@pytest.mark.parametrize("way", [nki.simulate, nki.jit])
+def test_an_address_beyond_the_memory(way, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+
+    def k(x, buffer, offset):
+        nl.ndarray((8, 4), nl.float32, buffer, address=(0, offset))
+        return x
+
+    way(k)(X, nl.sbuf, 224 * 1024 - 16)
+    way(k)(X, nl.psum, 7 * 2048)
+    for buffer, offset in ((nl.sbuf, 224 * 1024 - 12), (nl.psum, 8 * 2048)):
+        with pytest.raises(nki.NkiCapacityError, match=r"(SBUF|PSUM) capacity exceeded.*test_limits.py"):
+            way(k)(X, buffer, offset)
+
+
 def test_two_cores_have_their_own_limits():
     @nki.jit
     def k(x):
@@ -328,8 +354,10 @@ def test_stores_outside_a_tensor_are_refused_when_built():
         nisa.dma_copy(x.ap([[64, 4], [1, 4]], 128 * 64), t)
         return x
 
-    with pytest.raises(nki.NkiOutOfBoundsError, match="dma_copy dst"):
+    with pytest.raises(nki.NkiOutOfBoundsError, match="dma_copy dst") as e:
         nki.simulate(k)(X)
+    assert (e.value.instruction, e.value.operand) == ("dma_copy", "dst") and "bytes 32768" in e.value.limit
+    assert "test_limits.py" in e.value.location
 
 
 def test_gather_index_out_of_bounds():

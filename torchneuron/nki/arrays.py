@@ -61,7 +61,7 @@ class Input:
 
 def signature(x: object) -> tuple:
     """What of an array a traced kernel depends on."""
-    return (tuple(x.shape), str(x.dtype))
+    return (tuple(map(int, x.shape)), str(x.dtype))  # int: sizes of a dynamic graph are fixed
 
 
 def as_input(x: object) -> Input:
@@ -116,7 +116,7 @@ def as_result(output: Output, memory: object, like: object) -> object:
     if is_torch(like):
         torch = _torch()
         if isinstance(memory, np.ndarray):
-            memory = torch.from_numpy(memory)
+            memory = torch.from_numpy(memory).to(like.device)
         return torch.as_strided(memory.view(torch_dtype(output.dtype)), output.shape, output.strides, output.offset)
     t = dtypes.numpy_dtype(output.dtype)
     if not memory.size:

@@ -9,13 +9,14 @@ from .. import _core
 
 
 class NkiError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. instruction, operand, limit and location (file:line) say which and where, as
+    far as they are known."""
+
+    instruction = operand = limit = location = ""
 
 
 class NkiValidationError(NkiError):
-    """A limit of the hardware is violated. instruction, operand, limit and location (file:line) say which and where."""
-
-    instruction = operand = limit = location = ""
+    """A limit of the hardware is violated."""
 
 
 class NkiOutOfBoundsError(NkiError, IndexError):
@@ -65,7 +66,13 @@ def translate(error: _core.Error, locate: Callable[[int], str], source: int | No
     text = with_places(str(error), locate)
     where = locate(source) if source else ""
     result = _TRANSLATION.get(type(error), NkiError)(f"{text} ({where})" if where else text)
+    result.location = where
     if isinstance(result, NkiValidationError):
         result.instruction, result.operand, result.limit = error.instruction, error.operand, error.limit
-        result.location = where
+    elif isinstance(result, NkiOutOfBoundsError):
+        result.limit = text.partition(": ")[2]
+        if subject := re.match(r"(\w+) (\w+) is out of bounds", text):
+            result.instruction, result.operand = subject.groups()
+    elif isinstance(result, NkiCapacityError):
+        result.limit = text
     return result

@@ -82,18 +82,26 @@ class Kernel:
     writes change in place. func: the Python function.
     """
 
-    def __init__(self, func: Callable, lnc: int = 1, grid: bool = False, step: bool = False) -> None:
+    def __init__(
+        self,
+        func: Callable,
+        lnc: int = 1,
+        grid: bool = False,
+        step: bool = False,
+        variants: dict[int, Kernel] | None = None,
+    ) -> None:
         self.func, self.lnc, self.grid, self.step = func, lnc, grid, step
         self.cache: dict[object, Traced | None] = {}
-        self.variants: dict[int, Kernel] = {}
+        # Made here, so that Dynamo, which cannot make kernels, finds them.
+        self.variants = {} if variants is None else variants
+        if variants is None:
+            self.variants.update({n: Kernel(func, n, True, step, self.variants) for n in (1, 2)})
         functools.update_wrapper(self, func)
 
     def __getitem__(self, grid: int | Sequence[int]) -> Kernel:
         lnc = grid if isinstance(grid, int) else int(grid[-1]) if len(grid) else 1
-        if lnc not in (1, 2):
-            raise ValueError(f"a launch has 1 or 2 cores, not {grid}")
         if lnc not in self.variants:
-            self.variants[lnc] = Kernel(self.func, lnc, True, self.step)
+            raise ValueError(f"a launch has 1 or 2 cores, not {grid}")
         return self.variants[lnc]
 
     def __get__(self, instance: object, owner: type | None = None) -> object:
@@ -117,9 +125,7 @@ class Kernel:
 
     def _infer(self, args: tuple, kwargs: dict) -> object:
         """Results for fake tensors: shapes and types from tracing."""
-        traced = self.trace(args, kwargs)
-        if traced is None:
-            raise errors.DataDependentError(f"{self.__name__}: result shapes are not known without running the kernel")
+        traced = self.trace(args, kwargs) or self._trace(args, kwargs, targets.default(), runs=False)
         tensors: list[object] = []
         arrays.replace((args, kwargs), tensors.append)
 
@@ -151,11 +157,13 @@ class Kernel:
             self.cache[key] = traced
         return traced
 
-    def _trace(self, args: tuple, kwargs: dict, target: targets.Target) -> Traced:
+    def _trace(self, args: tuple, kwargs: dict, target: targets.Target, runs: bool = True) -> Traced:
+        """runs=False: for shapes and time only, so that what a kernel prints does not matter."""
         launch = Launch(self.lnc)
         traced = Traced([], [], [], [], [], None, [])
         for core in range(self.lnc):
             session = Session(False, target, launch, core, grid=self.grid)
+            session.runs = runs
             launch.sessions.append(session)
             tensors: list[NkiTensor] = []
 

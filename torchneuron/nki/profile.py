@@ -112,7 +112,7 @@ def profile(kernel: Kernel | Callable, target: str | None = None, core: int = 0)
         raise ValueError(f"{kernel.__name__} is launched on {kernel.lnc} core(s), there is no core {core}")
 
     def run(*args: object, **kwargs: object) -> Profile:
-        traced = kernel._trace(args, kwargs, hardware)
+        traced = kernel._trace(args, kwargs, hardware, runs=False)
         session, program = traced.sessions[core], traced.programs[core]
         latency, busy, raw = _core.predict(program, hardware.model())
         events = [

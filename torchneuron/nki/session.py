@@ -21,6 +21,8 @@ OPCODES = {i["name"]: i["opcode"] for i in _core.INSTRUCTIONS}
 WRITTEN = {
     i["opcode"]: tuple(o["role"] in (0, 2) for o in i["operands"]) for i in _core.INSTRUCTIONS
 }  # by operand: does the instruction write it
+PSUM_BANK_BYTES = 2048
+PSUM_BYTES = 8 * PSUM_BANK_BYTES
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _state = threading.local()
 
@@ -138,6 +140,7 @@ class Session:
     ) -> None:
         self.step, self.target, self.launch = step, target, launch
         self.program_id, self.rank, self.grid = program_id, rank, grid
+        self.runs = True  # False: traced for its shapes or its time only
         self.wide = step and not env.NKI_PRECISE_FP.get()
         self.program = _core.Program(target.generation)
         self.core = _core.Core(self.program, program_id, rank)
@@ -194,6 +197,8 @@ class Session:
             partitions, row_bytes = 1, int(np.prod(shape, dtype=np.int64)) * itemsize
             external = external or (buffer is shared_hbm and self.launch.lnc * self.launch.ranks > 1)
         partition_start, offset = address if address is not None else (0, -1)
+        if address is not None and buffer.on_chip:
+            self._check_address(storage, partition_start, offset, partitions, row_bytes, source)
         storage.id = self.program.add_storage(
             storage.name, buffer.code, partitions, row_bytes, offset, partition_start, external, source
         )
@@ -212,6 +217,27 @@ class Session:
         if not self.step and buffer.on_chip:
             self.program.append(OPCODES["allocate"], _core.ENGINES["sync"], (), {"reg": storage.id}, (), source)
         return storage
+
+    def _check_address(
+        self, storage: Storage, partition: int, offset: int, partitions: int, row_bytes: int, source: int
+    ) -> None:
+        """That a place which the kernel chose exists."""
+        where = f"({self.locate(source)})"
+        memory, capacity = ("PSUM", PSUM_BYTES) if storage.buffer is psum else ("SBUF", self.target.sbuf_bytes)
+        if partition + partitions > 128:
+            raise errors.NkiValidationError(
+                f"{storage.name}: partitions {partition} to {partition + partitions - 1} are more than the 128 of "
+                f"{memory} {where}"
+            )
+        if storage.buffer is psum and offset % PSUM_BANK_BYTES:
+            raise errors.NkiValidationError(
+                f"{storage.name}: PSUM address {offset} is not at a bank, a multiple of {PSUM_BANK_BYTES} bytes {where}"
+            )
+        if offset + row_bytes > capacity and not self.wide:
+            raise errors.NkiCapacityError(
+                f"{memory} capacity exceeded: {storage.name} lies at bytes {offset} to {offset + row_bytes - 1} of a "
+                f"partition, the limit is {capacity} {where}"
+            )
 
     def _hbm(self, size: int, buffer: Buffer, name: str) -> np.ndarray:
         if buffer is not shared_hbm or self.launch.lnc == 1:

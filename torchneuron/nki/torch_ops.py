@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from .. import nki  # noqa: F401 - `from torch_neuronx import nki`
+from . import arrays
+from .errors import NkiError
 from .jit import Kernel, jit
 
 
@@ -76,7 +78,15 @@ def _call(tensors: list[torch.Tensor], handle: int) -> list[torch.Tensor]:
     given = iter(tensors)
     values = [next(given) if v is None else v[0] for v in rest]
     split = len(values) - len(names)
-    result = kernel(*values[:split], **dict(zip(names, values[split:])))
+    args, kwargs = tuple(values[:split]), dict(zip(names, values[split:]))
+    if any(map(arrays.is_fake, tensors)):
+        traced = kernel.trace(args, kwargs)
+        if traced is not None and traced.written:
+            raise NkiError(
+                f"{kernel.__name__} writes its argument {traced.written[0]}: in a compiled graph it must be an "
+                'operator that says so, torch_neuronx.nki_op("namespace::name", mutates_args=...)'
+            )
+    result = kernel(*args, **kwargs)
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     return [r.clone() if any(r is t for t in tensors) else r for r in results]
 

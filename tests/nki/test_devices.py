@@ -1,0 +1,120 @@
+"""Kernels on torch tensors: results are where the arguments are, in the order of their stream, in every way to run."""
+
+import pytest
+import torch
+
+import torchneuron.device  # noqa: F401
+import torchneuron.nki as nki
+import torchneuron.nki.isa as nisa
+import torchneuron.nki.language as nl
+
+DEVICES = ("cpu", "neuron")
+
+
+@nki.jit
+def plus_one(x):
+    out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    t = nl.load(x)
+    nisa.tensor_scalar(t, t, nl.add, 1.0)
+    nl.store(out, t)
+    return out
+
+
+@nki.jit
+def add_first(x):
+    """x[0, 0] + 1 into x itself; its Python needs the value, so it runs step by step."""
+    t = nl.load(x)
+    r = nisa.register_alloc()
+    i = nl.ndarray((1, 1), nl.int32)
+    nisa.tensor_copy(i, t[0:1, 0:1])
+    nisa.register_load(r, i)
+    nisa.tensor_scalar(t, t, nl.add, float(int(r) + 1))
+    nl.store(x, t)
+    return x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", ["traced", "step", "simulator", "two cores"])
+def test_results_are_where_the_arguments_are(device, way, monkeypatch):
+    if way == "simulator":
+        monkeypatch.setenv("NKI_SIMULATOR", "1")
+    kernel = {"step": nki.simulate(plus_one), "two cores": plus_one[2]}.get(way, plus_one)
+    x = torch.arange(12.0, device=device).view(3, 4)
+    y = kernel(x)
+    assert y.device == x.device and torch.equal(y.cpu(), torch.arange(1.0, 13).view(3, 4))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_arguments_change_in_place(device, transposed):
+    base = torch.full((3, 4), 2.0, device=device)
+    x = base.t() if transposed else base
+    y = add_first(x)
+    assert y.device == x.device and y.shape == x.shape
+    for t in (base, y):
+        assert t.cpu().unique().tolist() == [5.0]
+
+
+def test_launches_follow_their_stream():
+    x = torch.zeros(64, 8, device="neuron")
+    with torch.neuron.stream(torch.neuron.Stream()):
+        y = x
+        for _ in range(10):
+            y = plus_one(y * 2) + 1
+        assert y.cpu().unique().tolist() == [2.0**11 - 2]
+
+
+def test_compiled_graphs_keep_a_kernel_whole():
+    graphs = []
+
+    def see(graph, inputs):
+        graphs.append(list(graph.graph.nodes))
+        return graph
+
+    def f(x):
+        return plus_one[2](x * 2) - 1
+
+    x = torch.arange(8.0, device="neuron").view(2, 4)
+    torch.compile(f, backend=see, fullgraph=True)(x)
+    assert [n.target for n in graphs[0]].count(torch.ops.torchneuron.nki) == 1
+    compiled = torch.compile(f, backend="neuron", fullgraph=True)
+    compiled(x)
+    torch.neuron.reset_fusion_stats()
+    assert torch.equal(compiled(x).cpu(), f(x).cpu())
+    assert torch.neuron.fusion_stats()["executables_run"] == 1
+
+
+def test_compiled_graphs_refuse_writes_that_are_not_declared():
+    @nki.jit
+    def clear(x):
+        t = nl.ndarray(x.shape, x.dtype)
+        nisa.memset(t, 0)
+        nl.store(x, t)
+        return x
+
+    x = torch.ones(2, 4, device="neuron")
+    with pytest.raises(Exception, match="clear writes its argument 0.*mutates_args"):
+        torch.compile(lambda x: clear(x) + 1, backend="neuron", fullgraph=True)(x)
+    assert x.cpu().unique().tolist() == [1.0]
+
+
+def test_prints_of_a_kernel_need_no_trace(capsys):
+    @nki.jit
+    def shown(x):
+        t = nl.load(x)
+        nl.device_print("tile", t)
+        out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        nl.store(out, t)
+        return out
+
+    x = torch.ones(2, 2, device="neuron")
+    assert torch.equal(torch.compile(lambda x: shown(x) * 3, backend="neuron", fullgraph=True)(x).cpu(), x.cpu() * 3)
+    assert capsys.readouterr().out.count("tile [[1. 1.]") == 1
+    assert len(nki.profile(shown, target="trn2")(x).instructions) == 2
+    assert not capsys.readouterr().out
+
+
+def test_dynamic_graphs_trace_a_kernel_for_each_size():
+    f = torch.compile(lambda x: plus_one(x) * 2, backend="neuron", dynamic=True, fullgraph=True)
+    for rows in (4, 5, 6):
+        assert torch.equal(f(torch.ones(rows, 4, device="neuron")).cpu(), torch.full((rows, 4), 4.0))
