@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <ctime>
 #include <random>
 #include <thread>
 
@@ -187,19 +186,6 @@ TEST(random_programs_equal_a_loop_over_elements) {
     }
     set_parallel_for([](int64_t n, const Range& body) { body(0, n); });
   }
-}
-
-TEST(building_costs_microseconds) {
-  Builder b;
-  const auto t = b.storage(Memory::sbuf, 128, 512);
-  b.add(Opcode::memset, {Builder::tile(t, 128, 512)});
-  const int n = 20000;
-  const std::clock_t start = std::clock();  // of the processor: other processes do not count
-  for (int i = 0; i < n; ++i)
-    b.add(Opcode::tensor_scalar, {Builder::tile(t, 128, 512), Builder::tile(t, 128, 512), Builder::number(1)});
-  b.program.seal();
-  const double us = 1e6 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC / n;
-  CHECK(us < 20);  // a few on an idle machine
 }
 
 TEST(the_clock_keeps_order_and_overlaps_engines) {
