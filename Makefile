@@ -28,6 +28,7 @@ TORCH_STAMP := $(STAMPS)/torch-$(word 1,$(shell echo '$(TORCH)' | cksum))
 CPP_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 CPP_SOURCES := $(shell find csrc -type f) CMakeLists.txt
 SANITIZERS := address,undefined thread
+comma := ,
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Two compilers at once: more would need more memory than small machines have.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
@@ -96,9 +97,10 @@ cpp-test: $(STAMPS)/tools
 
 sanitize: $(SANITIZERS:%=sanitize-%)
 
+# A linker option that names the folder ends at a comma.
 sanitize-%: $(STAMPS)/tools
 	@mkdir -p build
-	$(call cpp-tests,build/sanitize-$*,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DNEURON_SANITIZE=$*)
+	$(call cpp-tests,build/sanitize-$(subst $(comma),-,$*),-DCMAKE_BUILD_TYPE=RelWithDebInfo -DNEURON_SANITIZE=$*)
 
 lint: build
 	$(BIN)/ruff check .

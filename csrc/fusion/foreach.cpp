@@ -28,7 +28,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   BOTH(addcmul, _Scalar, r_addcmul) BOTH(addcmul, _ScalarList, r_addcmul_list) BOTH(addcdiv, _Scalar, r_addcdiv)
   BOTH(addcdiv, _ScalarList, r_addcdiv_list) BOTH(pow, _Scalar, r_pow_number) UNARY(sqrt) UNARY(neg) UNARY(abs)
   UNARY(exp) UNARY(reciprocal) UNARY(rsqrt) UNARY(sign) UNARY(log) UNARY(tanh) UNARY(sigmoid)
-  OP(_foreach_zero_, r_zero)
+  OP(_foreach_zero_, r_zero) OP(_foreach_copy_, r_copy)
   // clang-format on
 #undef UNARY
 #undef BOTH

@@ -8,6 +8,16 @@
 namespace neuron::fusion {
 
 void ListCall::list(at::TensorList tensors, bool written, bool read) {
+  if (!written && !tensors.empty() && tensors[0].device().is_cpu()) {
+    std::vector<c10::Scalar> values;
+    for (const Tensor& t : tensors)
+      if (const auto value = host_number(t)) values.push_back(*value);
+    if (values.size() == tensors.size()) {
+      host_arguments_ |= static_cast<uint8_t>(1u << (lists_.size() + host_.size()));
+      host_.push_back(std::move(values));
+      return;
+    }
+  }
   if (written) written_.push_back(tensors);
   if (read && (!written || !row_->overwrites)) lists_.push_back({tensors});
 }
@@ -52,7 +62,7 @@ bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
   if (members == 0 || members > 4096) return false;
   const c10::ScalarType type = first[0].scalar_type();
   const auto compute = dtype_of(type);
-  if (!compute || *compute == Dtype::boolean) return false;
+  if (!compute || *compute == Dtype::boolean || (is_integer(*compute) && !host_.empty())) return false;
   if (!(row_->types & (is_integer(*compute) ? kInts : kFloats)) || row_->to_bool) return false;
   const c10::DeviceIndex index = first[0].device().index();
   for (const List& l : lists_) {
@@ -104,12 +114,13 @@ bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
     }
   std::vector<uint32_t> scalars;
   for (size_t m = 0; m < members; m++)
-    for (auto& list : numbers_) {
-      if (list.size() != 1 && list.size() != members) return false;
-      const auto value = lane_of(list[list.size() == 1 ? 0 : m], *compute);
-      if (!value) return false;
-      scalars.push_back(*value);
-    }
+    for (auto* lists : {&host_, &numbers_})
+      for (auto& list : *lists) {
+        if (list.size() != 1 && list.size() != members) return false;
+        const auto value = lane_of(list[list.size() == 1 ? 0 : m], *compute);
+        if (!value) return false;
+        scalars.push_back(*value);
+      }
 
   std::vector<Tensor> made;
   if (!writes)
@@ -125,7 +136,8 @@ bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
   node.compute = node.result = *compute;
   node.inputs = static_cast<uint8_t>(lists_.size());
   node.outputs = static_cast<uint8_t>(writes ? written_.size() : 1);
-  node.scalars = static_cast<uint8_t>(numbers_.size());
+  node.scalars = static_cast<uint8_t>(host_.size() + numbers_.size());
+  node.numbers = host_arguments_;
   node.row_space = kNone;
   std::vector<int64_t> counts;
   for (const Tensor& t : first) counts.push_back(t.numel());

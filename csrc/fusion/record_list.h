@@ -9,6 +9,7 @@ namespace neuron::fusion {
 class ListCall {
  public:
   explicit ListCall(const Row& row) : row_(&row) {}
+  // Read ones may be CPU tensors without dimensions: numbers.
   void list(at::TensorList tensors, bool written, bool read = true);
   void tensor(const Tensor& t) { lists_.push_back({{}, &t}); }
   // A tensor of one element for each member, in float32: to be read raw.
@@ -29,6 +30,8 @@ class ListCall {
   c10::SmallVector<List, 4> lists_;
   c10::SmallVector<at::TensorList, 4> written_;
   c10::SmallVector<std::vector<c10::Scalar>, 2> numbers_;
+  c10::SmallVector<std::vector<c10::Scalar>, 2> host_;  // of tensor arguments that are numbers on the host
+  uint8_t host_arguments_ = 0;                          // which they are: bit i for argument i
 };
 
 template <class Op, const Row& row, class Schema = typename Op::schema>
@@ -60,6 +63,8 @@ struct ForEach<Op, row, Ret(Args...)> {
       list.tensor(value);
     else if constexpr (std::is_same_v<Plain, c10::Scalar>)
       list.number(value);
+    else if constexpr (std::is_same_v<Plain, bool>)
+      return;  // non_blocking
     else
       list.numbers(value);
   }

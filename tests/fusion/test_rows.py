@@ -628,3 +628,29 @@ def test_lists_that_overlap_or_differ_are_left_to_the_library():
         assert base.tolist() == [1, 2, 3, 4, 6, 7, 7, 8, 9, 10]
         mixed = [torch.ones(3, device=device), torch.ones(3, dtype=torch.int32, device=device)]
         assert [t.tolist() for t in torch._foreach_add(mixed, 1)] == [[2.0] * 3, [2] * 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
+def test_lists_with_numbers_of_the_host(name, dtype):
+    """Bias corrections of compiled optimizers: CPU tensors without dimensions."""
+    tensors = [torch.randn(3, 4).to(dtype) for _ in range(3)]
+    numbers = [torch.tensor(1.5 + i) for i in range(3)]
+    neuron = [t.to("neuron") for t in tensors]
+    before = torch.neuron.fusion_stats()["library_calls"]
+    got = getattr(torch, f"_foreach_{name}")(neuron, numbers)
+    assert torch.neuron.fusion_stats()["library_calls"] == before
+    for g, e in zip(got, getattr(torch, f"_foreach_{name}")(tensors, numbers)):
+        assert torch.equal(g.cpu(), e)
+    getattr(torch, f"_foreach_{name}_")(neuron, numbers)
+    assert all(torch.equal(n.cpu(), g.cpu()) for n, g in zip(neuron, got))
+
+
+def test_lists_are_copied():
+    to, source = ([torch.randn(3, 4).to("neuron") for _ in range(3)] for _ in range(2))
+    before = torch.neuron.fusion_stats()["library_calls"]
+    torch._foreach_copy_(to, source)
+    assert torch.neuron.fusion_stats()["library_calls"] == before
+    assert all(torch.equal(t.cpu(), s.cpu()) for t, s in zip(to, source))
+    torch._foreach_copy_(to, [torch.ones(3, 4)] * 3)
+    assert all((t == 1).all() for t in to)

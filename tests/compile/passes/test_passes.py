@@ -298,3 +298,57 @@ def test_all_passes_together_and_none():
     assert len(operators(graph)) == 4 < len(operators(untouched))
     graph.recompile()
     assert torch.equal(graph(X), f(X))
+
+
+def step(p, q, g, h):
+    """What AOTAutograd makes of `_foreach_lerp_` on a list of two."""
+    difference = torch._foreach_sub([g, h], [p, q])
+    weights = [torch.full_like(d, 0.1) for d in difference]
+    new = torch._foreach_addcmul([p, q], weights, difference)
+    p.copy_(new[0])
+    q.copy_(new[1])
+    return []
+
+
+def test_copies_of_a_list_are_one_operator():
+    inputs = [torch.arange(6.0) * k for k in (1, 2, 3, 4)]
+    graph = make_fx(step, tracing_mode="fake")(*inputs)
+    expected = [t.clone() for t in inputs]
+    step(*expected)
+    _, after = run("lists", graph, *[t.clone() for t in inputs])
+    assert aten._foreach_copy_.default in after and aten.copy_.default not in after
+    assert aten._foreach_mul.Scalar in after and aten.full_like.default not in after
+    got = [t.clone() for t in inputs]
+    graph(*got)
+    assert all(torch.equal(e, g) for e, g in zip(expected, got))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda p, q, new: (p.copy_(new[0]), p.copy_(new[1])),  # the order counts
+        lambda p, q, new: (p.copy_(new[0]), q.copy_(p)),  # the second reads what the first wrote
+        lambda p, q, new: (p.copy_(new[0]), q.t().copy_(new[1].t())),  # another layout
+    ],
+)
+def test_copies_that_depend_on_each_other_stay(end):
+    def f(p, q):
+        new = torch._foreach_add([p, q], 1)
+        end(p, q, new)
+        return []
+
+    inputs = [X, X * 2]
+    graph = make_fx(f, tracing_mode="fake")(*[t.clone() for t in inputs])
+    expected, got = ([t.clone() for t in inputs] for _ in range(2))
+    f(*expected)
+    PASSES["lists"](graph.graph)
+    graph.recompile()
+    graph(*got)
+    assert aten._foreach_copy_.default not in operators(graph)
+    assert all(torch.equal(e, g) for e, g in zip(expected, got))
+
+
+def test_sums_of_products_in_bfloat16_stay():
+    inputs = [t.bfloat16() for t in (X, X * 2, X * 3, X * 4)]
+    graph = make_fx(step, tracing_mode="fake")(*inputs)
+    assert aten._foreach_addcmul.Scalar in run("lists", graph, *inputs)[1]

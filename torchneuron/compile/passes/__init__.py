@@ -15,6 +15,7 @@ from torchneuron.compile.passes import (
     constant_folding,
     dead_code,
     layout,
+    lists,
     patterns,
     reinplace,
     views,
@@ -27,7 +28,8 @@ PASSES: dict[str, Callable[[Graph], bool]] = {
     "constant_folding": constant_folding.run,
     "layout": layout.run,
     "patterns": patterns.run,
-    "reinplace": reinplace.run,  # last: the graph is functional no more
+    "reinplace": reinplace.run,  # from here on the graph is functional no more
+    "lists": lists.run,
 }
 
 
