@@ -22,8 +22,8 @@ namespace neuron::collectives {
 
 namespace {
 
-// While one is there, the leak sanitizer looks away: what providers keep is theirs, and they are unloaded before the
-// report, so that it could not be told from ours by name.
+// While one is there, the leak sanitizer looks away: what libfabric and the libraries that it loads keep is theirs.
+// They are gone when the report is made, so that it could not be told from ours by name.
 #ifdef __SANITIZE_ADDRESS__
 using NotOurs = __lsan::ScopedDisabler;
 #else
@@ -42,6 +42,7 @@ struct Library {
 
 const Library& library() {
   static const Library lib = [] {
+    [[maybe_unused]] const NotOurs what_it_loads;
     void* handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!handle)
       throw std::runtime_error(std::string("Ranks on several hosts need libfabric, which cannot be loaded (") +
@@ -149,7 +150,6 @@ Libfabric::Libfabric(const std::string& interface_address) {
     free(hints->fabric_attr->prov_name);
     hints->fabric_attr->prov_name = strdup(name);
     const bool has_address = !interface_address.empty() && std::strcmp(name, "efa") != 0;
-    [[maybe_unused]] const NotOurs providers;
     code = library().getinfo(FI_VERSION(1, 15), has_address ? interface_address.c_str() : nullptr, nullptr,
                              has_address ? FI_SOURCE : 0, hints.get(), &found);
     if (code == 0) break;
