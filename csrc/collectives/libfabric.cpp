@@ -14,21 +14,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/lsan_interface.h>
-#endif
 
 namespace neuron::collectives {
 
 namespace {
-
-// While one is there, the leak sanitizer looks away: what libfabric and the libraries that it loads keep is theirs.
-// They are gone when the report is made, so that it could not be told from ours by name.
-#ifdef __SANITIZE_ADDRESS__
-using NotOurs = __lsan::ScopedDisabler;
-#else
-struct NotOurs {};
-#endif
 
 constexpr const char* kInstall = "Install the Debian package libfabric1 (on AWS: the EFA installer)";
 
@@ -42,7 +31,6 @@ struct Library {
 
 const Library& library() {
   static const Library lib = [] {
-    [[maybe_unused]] const NotOurs what_it_loads;
     void* handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!handle)
       throw std::runtime_error(std::string("Ranks on several hosts need libfabric, which cannot be loaded (") +
