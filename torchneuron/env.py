@@ -57,6 +57,10 @@ def _core_list(text: str) -> list[int]:
     return cores
 
 
+# Names that torchneuron.perf.targets knows.
+_TARGETS = ("trn1", "trn2", "trn3", "inf2", "gen2", "gen3", "gen4")
+
+
 @dataclass(frozen=True)
 class Variable:
     """One environment variable: its name, what an unset or empty one means, how its text is read, and what it does."""
@@ -149,7 +153,7 @@ AUTOLOAD = Variable(
 PLATFORM_TARGET = Variable(
     "NEURON_PLATFORM_TARGET_OVERRIDE",
     None,
-    _one_of("trn1", "trn2", "trn3"),
+    _one_of(*_TARGETS),
     "The Trainium that NKI kernels are checked and timed for: `trn1`, `trn2` or `trn3`. `NKI_NC_VERSION` (`gen2` to "
     "`gen4`) says the same to NKI code.",
     "`trn3`",
@@ -157,7 +161,7 @@ PLATFORM_TARGET = Variable(
 NC_VERSION = Variable(
     "NKI_NC_VERSION",
     None,
-    _one_of("gen2", "gen3", "gen4"),
+    _one_of(*_TARGETS),
     "See `NEURON_PLATFORM_TARGET_OVERRIDE`, which wins.",
     "unset",
 )

@@ -73,7 +73,7 @@ def test_info(python):
 )
 def test_info_says_what_is_wrong(python, before, environment, said):
     run = python("-c", f"import sys; {before}\n" + MAIN.format(["info"]), **environment)
-    assert run.returncode == 1 and run.stderr == ""
+    assert run.returncode == 1 and (not run.stderr or "RuntimeWarning: The neuron device" in run.stderr)
     assert all(text in run.stdout for text in said)
 
 
