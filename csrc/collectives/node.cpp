@@ -90,7 +90,7 @@ void Node::release_retired() {
 }
 
 void Node::keep(std::shared_ptr<void> memory) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(kept_mutex_);
   kept_.push_back(std::move(memory));
 }
 

@@ -52,6 +52,7 @@ class Node {
   std::map<std::array<uint8_t, 16>, std::weak_ptr<Segment>> peers_;
   std::unique_ptr<Fabric> fabric_;
   std::vector<std::pair<std::unique_ptr<Board>, uint64_t>> retired_;
+  std::mutex kept_mutex_;  // of its own: taken by who drives the engine, while fabric() drives it under the other one
   std::vector<std::shared_ptr<void>> kept_;
   int local_ranks_ = 1;
 };
