@@ -208,6 +208,11 @@ class Execution {
     }
   }
 
+  // Of a reduction in pieces: what came out of each piece of each row.
+  uint32_t* partial_of(const TileProgram::Step& step) const {
+    return partial_.get() + static_cast<size_t>(step.number * rows_ * pieces_);
+  }
+
   // One thread's buffers and the places of all values.
   struct Frame {
     explicit Frame(Execution& e) : x(e) {
@@ -262,8 +267,12 @@ class Execution {
           pitch[v] = a.stride[0] * 4;
         }
       }
-      int reduction = 0, accumulation = 0;
-      for (const TileProgram::Step& step : program.steps()) {
+      for (const LoopPlan::Item& item : program.plan().items) {
+        if (item.loop != LoopPlan::Item::kNone) {
+          loop(program.plan().loops[item.loop], n, row, rows, cols, part, unit);
+          continue;
+        }
+        const TileProgram::Step& step = program.steps()[item.step];
         if (!belongs(step, part)) continue;
         const int64_t begin = step.extent == Extent::row ? row : first, count = step.extent == Extent::row ? rows : n;
         switch (step.kind) {
@@ -305,10 +314,10 @@ class Execution {
             map(step, begin, count, rows, cols);
             break;
           case TileProgram::Step::Kind::reduce:
-            reduce(step, reduction++, n, row, rows, cols, part, unit);
+            reduce(step, n, row, rows, cols, part, unit);
             break;
           case TileProgram::Step::Kind::accumulate:
-            accumulate(step, x.accumulations_[static_cast<size_t>(accumulation++)], first, n, row, rows, cols, part);
+            accumulate(step, x.accumulations_[step.number], first, n, row, rows, cols, part);
             break;
           case TileProgram::Step::Kind::gather:
             gather(step, rows, cols);
@@ -431,12 +440,80 @@ class Execution {
           {cols, begin, rows, out_pitch, {per_row[0], per_row[1], per_row[2]}, {rows_in[0], rows_in[1], rows_in[2]}});
     }
 
+    // A loop over the rows of a tile, or over all at once if they lie one after the other.
+    void loop(const Loop& l, int64_t n, int64_t row, int64_t rows, int64_t cols, Part part, int64_t unit) {
+      const auto& program = x.program_;
+      if (part == Part::rows)
+        for (uint16_t i : l.reductions) reduce(program.steps()[i], n, row, rows, cols, part, unit);
+      if (part != Part::all && part != Part::full) return;
+      const size_t inputs = l.inputs.size(), lanes = inputs + l.outputs.size();
+      arguments.resize(Loop::kPointers + lanes + l.reductions.size());
+      running.resize(l.reductions.size() * Loop::kReductionLanes);
+      int64_t* p = arguments.data() + Loop::kPointers;
+      for (size_t i = 0; i < l.reductions.size(); i++)
+        p[lanes + i] = reinterpret_cast<int64_t>(&running[i * Loop::kReductionLanes]);
+      // Bytes from row to row; inputs that have an element for each lane.
+      from_row.resize(lanes);
+      uint64_t vectors = 0;
+      bool by_rows = !l.reductions.empty();
+      for (size_t k = 0; k < lanes; k++) {
+        const ValueId v = k < inputs ? l.inputs[k] : l.outputs[k - inputs];
+        if (k >= inputs) vector[v] = 1;
+        const bool row_value = program.values()[v].extent == Extent::row && vector[v];
+        const bool all = vector[v] && !row_value;
+        if (all && k < inputs) vectors |= uint64_t{1} << k;
+        p[k] = reinterpret_cast<int64_t>(place[v]);
+        from_row[k] = row_value ? 4 : pitch[v];
+        by_rows |= rows > 1 && (from_row[k] != (all ? cols * 4 : 0) || (k < inputs && places[v]));
+      }
+      const Loop::Function function = l.function(program, vectors);
+      auto call = [&](int64_t count) {
+        const int64_t rest = count % l.width();
+        const uint64_t mask = (uint64_t{1} << rest) - 1;
+        arguments[Loop::kWhole] = count - rest;
+        arguments[Loop::kMasks] = static_cast<int64_t>(mask & 0xffff);
+        arguments[Loop::kMasks + 1] = static_cast<int64_t>(mask >> 16);
+        function(arguments.data());
+      };
+      if (!by_rows) return call(n);
+      const int64_t pieces =
+          l.reductions.empty() || cols <= kReduceChunk ? 1 : (cols + kReduceChunk - 1) / kReduceChunk;
+      if (pieces > 1) sums.resize(l.reductions.size() * static_cast<size_t>(pieces));
+      for (int64_t r = 0; r < rows; r++) {
+        for (size_t k = 0; k < inputs; k++)
+          if (places[l.inputs[k]]) p[k] = reinterpret_cast<int64_t>(places[l.inputs[k]][r]);
+        for (int64_t piece = 0; piece < pieces; piece++) {
+          call(pieces > 1 ? std::min(kReduceChunk, cols - piece * kReduceChunk) : cols);
+          for (size_t i = 0; i < l.reductions.size(); i++) {
+            const TileProgram::Step& step = program.steps()[l.reductions[i]];
+            uint32_t* out = pieces > 1           ? &sums[i * static_cast<size_t>(pieces) + static_cast<size_t>(piece)]
+                            : part == Part::full ? x.partial_of(step) + unit
+                                                 : reinterpret_cast<uint32_t*>(const_cast<char*>(place[step.out])) + r;
+            x.lanes_.reduce[static_cast<int>(step.op)](out, &running[i * Loop::kReductionLanes], Loop::kReductionLanes,
+                                                       1, 0);
+          }
+          if (pieces > 1)
+            for (size_t k = 0; k < lanes; k++)
+              if (k >= inputs || vectors >> k & 1) p[k] += kReduceChunk * 4;
+        }
+        if (pieces > 1)
+          for (size_t k = 0; k < lanes; k++)
+            if (k >= inputs || vectors >> k & 1) p[k] -= pieces * kReduceChunk * 4;
+        for (size_t i = 0; pieces > 1 && i < l.reductions.size(); i++) {
+          const TileProgram::Step& step = program.steps()[l.reductions[i]];
+          tree(x.lanes_.reduce[static_cast<int>(step.op)], const_cast<char*>(place[step.out]) + r * 4,
+               &sums[i * static_cast<size_t>(pieces)], pieces);
+        }
+        for (size_t k = 0; k < lanes; k++) p[k] += from_row[k];
+      }
+    }
+
     // The tree of a reduction: pieces of kReduceChunk columns, then the pieces likewise.
-    void reduce(const TileProgram::Step& step, int which, int64_t n, int64_t row, int64_t rows, int64_t cols, Part part,
+    void reduce(const TileProgram::Step& step, int64_t n, int64_t row, int64_t rows, int64_t cols, Part part,
                 int64_t unit) {
       const LaneKernels::Reduce kernel = x.lanes_.reduce[static_cast<int>(step.op)];
       char* out = const_cast<char*>(place[step.out]);
-      uint32_t* partial = x.partial_.get() + static_cast<size_t>(which * x.rows_ * x.pieces_);
+      uint32_t* partial = x.partial_of(step);
       const ValueId v = step.in[0];
       if (part == Part::rows) {
         for (int64_t r = 0; r < rows; r++) tree(kernel, out + r * 4, partial + (row + r) * x.pieces_, x.pieces_);
@@ -519,6 +596,9 @@ class Execution {
     int64_t pitch[TileProgram::kMaxValues];              // of full values: bytes from row to row
     const char* const* places[TileProgram::kMaxValues];  // of full values whose rows lie anywhere: where each is
     std::vector<std::vector<const char*>> rows_of;       // of each access: what `places` points to
+    // Of the loop that runs.
+    std::vector<int64_t> arguments, from_row;
+    std::vector<uint32_t> running, sums;
   };
 
   const TileProgram& program_;

@@ -79,8 +79,8 @@ ValueId TileProgram::reduce(LaneOp op, ValueId a) {
   step.in[0] = a;
   step.extent = Extent::row;
   step.out = add(Value::From::step, Extent::row, static_cast<uint16_t>(steps_.size()));
+  step.number = static_cast<uint16_t>(reductions_++);
   steps_.push_back(step);
-  reductions_++;
   return step.out;
 }
 
@@ -91,8 +91,8 @@ ValueId TileProgram::accumulate(LaneOp op, ValueId a) {
   step.in[0] = a;
   step.extent = Extent::column;
   step.out = add(Value::From::step, Extent::column, static_cast<uint16_t>(steps_.size()));
+  step.number = static_cast<uint16_t>(accumulations_++);
   steps_.push_back(step);
-  accumulations_++;
   return step.out;
 }
 
@@ -128,10 +128,7 @@ void TileProgram::store(uint16_t access, ValueId value) {
 void TileProgram::number_steps() {
   for (size_t i = 0; i < steps_.size(); i++) {
     for (ValueId v : steps_[i].in)
-      if (v != kNone) {
-        values_[v].last = static_cast<uint16_t>(i);
-        values_[v].mapped &= steps_[i].kind == Step::Kind::map && steps_[i].extent == Extent::full;
-      }
+      if (v != kNone) values_[v].last = static_cast<uint16_t>(i);
     const ValueId out = steps_[i].out;
     if (out == kNone) continue;
     values_[out].last = static_cast<uint16_t>(i);
@@ -211,8 +208,29 @@ void TileProgram::seal() {
     steps_.insert(steps_.end(), late.begin(), late.end());
     number_steps();
   }
-  // A store may be direct if its value comes from a step, no other direct store has it, and nothing reads the old
-  // content of the same memory after the value's step.
+  if (has_loops()) {
+    plan_ = plan_loops(*this);
+  } else {
+    for (uint16_t i = 0; i < steps_.size(); i++) plan_.items.push_back({i});
+  }
+  mark_mapped();
+  choose_direct_stores();
+  assign_buffers();
+  weigh();
+}
+
+void TileProgram::mark_mapped() {
+  for (const LoopPlan::Item& item : plan_.items) {
+    if (item.loop != LoopPlan::Item::kNone) continue;
+    const Step& step = steps_[item.step];
+    for (ValueId v : step.in)
+      if (v != kNone) values_[v].mapped &= step.kind == Step::Kind::map && step.extent == Extent::full;
+  }
+}
+
+// A store may be direct if its value comes from a step, no other direct store has it, and nothing reads the old content
+// of the same memory after the value's step.
+void TileProgram::choose_direct_stores() {
   std::vector<uint8_t> taken(values_.size());
   for (Step& store : steps_) {
     if (store.kind != Step::Kind::store) continue;
@@ -229,41 +247,67 @@ void TileProgram::seal() {
     store.direct = safe;
     taken[store.in[0]] = safe;
   }
-  // Buffers: a value takes a free one at its step and gives it back after its last use.
+}
+
+// A value takes a free buffer where it is computed and gives it back after its last use.
+void TileProgram::assign_buffers() {
+  struct Use {
+    std::vector<ValueId> in, out;
+    bool in_place;  // element by element, in one step
+  };
+  std::vector<Use> uses;
+  std::vector<size_t> last(values_.size(), 0);
+  for (const LoopPlan::Item& item : plan_.items) {
+    Use use{};
+    if (item.loop == LoopPlan::Item::kNone) {
+      const Step& step = steps_[item.step];
+      std::copy_if(step.in, step.in + 3, std::back_inserter(use.in), [](ValueId v) { return v != kNone; });
+      if (step.out != kNone) use.out.push_back(step.out);
+      use.in_place = step.kind == Step::Kind::map;
+    } else {
+      const Loop& loop = plan_.loops[item.loop];
+      use.in = loop.inputs;
+      use.out = loop.outputs;
+      for (uint16_t i : loop.reductions) use.out.push_back(steps_[i].out);
+    }
+    for (const auto* side : {&use.in, &use.out})
+      for (ValueId v : *side) last[v] = uses.size();
+    uses.push_back(std::move(use));
+  }
   std::vector<uint16_t> free[kExtents];
-  std::vector<std::vector<ValueId>> ends(steps_.size());
-  for (size_t i = 0; i < steps_.size(); i++) {
-    Step& step = steps_[i];
-    for (ValueId v : ends[i]) free[static_cast<int>(values_[v].extent)].push_back(values_[v].slot);
-    // Inputs that end here are free for the result: operations run element by element.
-    if (step.kind == Step::Kind::map)
-      for (int k = 0; k < 3; k++) {
-        const ValueId v = step.in[k];
-        if (v == kNone || values_[v].from == Value::From::scalar || values_[v].last != i) continue;
-        if (std::find(step.in, step.in + k, v) != step.in + k) continue;
-        // What was loaded may be read again for each row.
-        if (values_[v].extent == step.extent && values_[v].from == Value::From::step)
-          free[static_cast<int>(values_[v].extent)].push_back(values_[v].slot);
-        else if (i + 1 < steps_.size())
-          ends[i + 1].push_back(v);
-      }
-    if (step.out != kNone) {
-      Value& v = values_[step.out];
-      auto& pool = free[static_cast<int>(v.extent)];
+  for (size_t i = 0; i < uses.size(); i++) {
+    std::vector<ValueId> ended;
+    auto end = [&](ValueId v) {
+      if (values_[v].from != Value::From::scalar && last[v] == i && std::ranges::find(ended, v) == ended.end())
+        ended.push_back(v);
+    };
+    auto give_back = [&](ValueId v) { free[static_cast<int>(values_[v].extent)].push_back(values_[v].slot); };
+    for (ValueId v : uses[i].in) end(v);
+    // What was loaded may be read again for each row.
+    if (uses[i].in_place)
+      std::erase_if(ended, [&](ValueId v) {
+        const bool now = values_[v].extent == values_[uses[i].out[0]].extent && values_[v].from == Value::From::step;
+        if (now) give_back(v);
+        return now;
+      });
+    for (ValueId v : uses[i].out) {
+      auto& pool = free[static_cast<int>(values_[v].extent)];
       if (pool.empty()) {
-        v.slot = static_cast<uint16_t>(slots_[static_cast<int>(v.extent)]++);
+        values_[v].slot = static_cast<uint16_t>(slots_[static_cast<int>(values_[v].extent)]++);
       } else {
-        v.slot = pool.back();
+        values_[v].slot = pool.back();
         pool.pop_back();
       }
-      if (v.last == i && i + 1 < steps_.size()) ends[i + 1].push_back(step.out);
+      end(v);
     }
-    if (step.kind != Step::Kind::map)
-      for (ValueId v : step.in)
-        if (v != kNone && values_[v].from != Value::From::scalar && values_[v].last == i && i + 1 < steps_.size())
-          ends[i + 1].push_back(v);
-    // Weights from the kernels' measured times. What is done once a row or column costs nothing, nor does a row of
-    // plain memory of which one element is looked up.
+    for (ValueId v : ended) give_back(v);
+  }
+}
+
+// Weights from the kernels' measured times. What is done once a row or column costs nothing, nor does a row of plain
+// memory of which one element is looked up.
+void TileProgram::weigh() {
+  for (const Step& step : steps_) {
     const bool looked_up = step.kind == Step::Kind::load && accesses_[step.access].dtype == Dtype::float32 &&
                            std::all_of(steps_.begin(), steps_.end(), [&](const Step& s) {
                              return s.kind == Step::Kind::gather || std::find(s.in, s.in + 3, step.out) == s.in + 3;

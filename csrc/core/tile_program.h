@@ -15,6 +15,7 @@
 
 #include "dtype.h"
 #include "lane_ops.h"
+#include "loops/loop.h"
 
 namespace neuron {
 
@@ -34,7 +35,7 @@ class TileProgram {
     uint16_t index;      // of the access, scalar or step
     uint16_t slot = 0;   // buffer; after seal()
     uint16_t last = 0;   // the last step or store that uses it; after seal()
-    bool mapped = true;  // all that use it are maps of full extent; after seal()
+    bool mapped = true;  // all that use it are maps of full extent, or loops; after seal()
   };
   // What runs, in order: loads, operations, stores.
   struct Step {
@@ -44,6 +45,7 @@ class TileProgram {
     ValueId out = kNone;
     ValueId in[3] = {kNone, kNone, kNone};
     uint16_t access = 0;  // of loads and stores
+    uint16_t number = 0;  // of reductions and accumulations, among their kind
     bool direct = false;  // of stores: the value may be computed in place of the memory
   };
   struct Access {
@@ -66,7 +68,7 @@ class TileProgram {
   ValueId scatter(ValueId a, ValueId index);
   ValueId expand(ValueId a, Extent extent);  // a number or row value, one for each row or element
   void store(uint16_t access, ValueId value);
-  void seal();  // buffers, and which stores are direct
+  void seal();  // loops, buffers, and which stores are direct
 
   Extent extent(ValueId v) const { return values_[v].extent; }
   // Extent of steps whose inputs are all numbers.
@@ -77,6 +79,7 @@ class TileProgram {
 
   const std::vector<Value>& values() const { return values_; }
   const std::vector<Step>& steps() const { return steps_; }
+  const LoopPlan& plan() const { return plan_; }
   const std::vector<Access>& accesses() const { return accesses_; }
   const std::vector<uint32_t>& constants() const { return constants_; }
   int scalars() const { return scalars_; }
@@ -94,9 +97,14 @@ class TileProgram {
   ValueId add(Value::From from, Extent extent, uint16_t index);
   void merge_pairs();
   void number_steps();  // after their order changed
+  void mark_mapped();
+  void choose_direct_stores();
+  void assign_buffers();
+  void weigh();
 
   std::vector<Value> values_;
   std::vector<Step> steps_;
+  LoopPlan plan_;
   std::vector<Access> accesses_;
   std::vector<uint32_t> constants_;
   std::vector<std::pair<ValueId, uint16_t>> constant_values_;

@@ -102,6 +102,31 @@ void map(void* out, const void* a, const void* b, const void* c, int vectors, co
   }(std::make_index_sequence<1 << Inputs>{});
 }
 
+#ifdef __AVX512F__
+// An operation of registers.
+template <class In, class Out, class F, int Inputs>
+typename Pack<Out, 1>::Vec call(typename Pack<In, 1>::Vec a, typename Pack<In, 1>::Vec b, typename Pack<In, 1>::Vec c) {
+  const typename Pack<In, 1>::Vec in[] = {a, b, c};
+  return [&]<size_t... K>(std::index_sequence<K...>) {
+    if constexpr (requires(Pack<In, 1> p) { F{}((static_cast<void>(K), p)...); }) {
+      Pack<In, 1> p[Inputs];
+      for (int k = 0; k < Inputs; ++k) p[k].v[0] = in[k];
+      const auto r = lanes_of<In>(F{}(p[K]...));
+      return reinterpret_cast<typename Pack<Out, 1>::Vec>(r.v[0]);
+    } else {
+      In lanes[Inputs][kVectorLanes];
+      std::memcpy(lanes, in, sizeof lanes);
+      Pack<Out, 1> r;
+      Out out[kVectorLanes];
+#pragma GCC ivdep
+      for (int i = 0; i < kVectorLanes; ++i) out[i] = static_cast<Out>(F{}(lanes[K][i]...));
+      std::memcpy(r.v, out, sizeof out);
+      return r.v[0];
+    }
+  }(std::make_index_sequence<Inputs>{});
+}
+#endif
+
 // ---- what the operations compute -----------------------------------------------------------------------------------
 #define F1(NAME, IN, EXPR)                       \
   struct NAME {                                  \
@@ -462,8 +487,15 @@ LaneKernels make() {
   LaneKernels k{};
   auto set = [&](LaneOp op, LaneKernels::Map f) { k.map[static_cast<int>(op)] = f; };
   auto reduce = [&](LaneOp op, LaneKernels::Reduce f) { k.reduce[static_cast<int>(op)] = f; };
-#define OP(NAME) \
-  set(LaneOp::NAME, map<Type<info(LaneOp::NAME).in>, Type<info(LaneOp::NAME).out>, NAME, info(LaneOp::NAME).inputs>);
+#ifdef __AVX512F__
+#define CALL(...) reinterpret_cast<const void*>(call<__VA_ARGS__>)
+#else
+#define CALL(...) nullptr
+#endif
+#define FUNCTION(NAME) Type<info(LaneOp::NAME).in>, Type<info(LaneOp::NAME).out>, NAME, info(LaneOp::NAME).inputs
+#define OP(NAME)                          \
+  set(LaneOp::NAME, map<FUNCTION(NAME)>); \
+  k.call[static_cast<int>(LaneOp::NAME)] = CALL(FUNCTION(NAME));
   // clang-format off
   OP(copy) OP(exp) OP(log) OP(tanh) OP(sigmoid) OP(erf) OP(select) OP(add) OP(sub) OP(mul) OP(div) OP(maximum) OP(minimum) OP(fmax) OP(fmin) OP(pow) OP(fmod) OP(remainder)
   OP(floor_div) OP(atan2) OP(copysign) OP(eq) OP(ne) OP(lt) OP(le) OP(gt) OP(ge) OP(iadd) OP(isub) OP(imul) OP(imaximum)
@@ -475,6 +507,8 @@ LaneKernels make() {
   OP(itrunc_div) OP(to_float) OP(to_int) OP(nonzero) OP(inonzero) OP(round_bf16) OP(round_f16) OP(wrap_i8) OP(wrap_u8)
   // clang-format on
 #undef OP
+#undef FUNCTION
+#undef CALL
                                       set(LaneOp::sin, angle<math::sin_any, std::sin>);
   set(LaneOp::cos, angle<math::cos_any, std::cos>);
   set(LaneOp::tan, angle<math::tan_any, std::tan>);

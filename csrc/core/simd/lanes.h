@@ -28,6 +28,9 @@ struct LaneKernels {
   using Reduce = void (*)(void* out, const void* a, int64_t n, int64_t rows, int64_t pitch);
   std::array<Map, kLaneOps> map;
   std::array<Reduce, kLaneOps> reduce;
+  // On AVX-512 machines: functions of registers of 16 lanes, that take and return them as the C calling convention
+  // says.
+  std::array<const void*, kLaneOps> call;
 };
 
 const LaneKernels& lane_kernels();
