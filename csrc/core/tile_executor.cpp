@@ -224,8 +224,10 @@ class Execution {
                         64);
       const auto& values = program.values();
       rows_of.resize(program.accesses().size());
+      stored.resize(program.steps().size());
       for (size_t v = 0; v < values.size(); v++) {
         vector[v] = 1;
+        narrow_lanes[v] = 0;
         places[v] = nullptr;
         pitch[v] = e.flat_ || values[v].extent == Extent::column ? 0 : e.cols_ * 4;
         if (values[v].from == TileProgram::Value::From::scalar) {
@@ -269,7 +271,7 @@ class Execution {
       }
       for (const LoopPlan::Item& item : program.plan().items) {
         if (item.loop != LoopPlan::Item::kNone) {
-          loop(program.plan().loops[item.loop], n, row, rows, cols, part, unit);
+          loop(program.plan().loops[item.loop], first, n, row, rows, cols, part, unit);
           continue;
         }
         const TileProgram::Step& step = program.steps()[item.step];
@@ -280,6 +282,7 @@ class Execution {
             load(step, begin, count, rows, cols);
             break;
           case TileProgram::Step::Kind::store: {
+            if (stored[item.step]) break;  // by a loop
             const TileAccess& a = x.run_.accesses[step.access];
             const Dtype dtype = program.accesses()[step.access].dtype;
             const ValueId v = step.in[0];
@@ -337,18 +340,22 @@ class Execution {
       const Dtype dtype = x.program_.accesses()[step.access].dtype;
       const int64_t item = size_of(dtype);
       const ValueId v = step.out;
+      // Lanes are read where they are; loops read narrower elements there, too.
+      const bool narrow = x.program_.values()[v].looped && has_loop_form(dtype);
+      const bool readable = is_lane_type(dtype) || narrow;
       vector[v] = 1;
-      pitch[v] = cols * 4;
+      narrow_lanes[v] = narrow;
+      pitch[v] = cols * item;
       places[v] = nullptr;
       char* to = const_cast<char*>(buffer(x.program_.values()[v]));
-      if (a.contiguous() && is_lane_type(dtype)) {
-        place[v] = a.base + begin * 4;
+      if (a.contiguous() && readable) {
+        place[v] = a.base + begin * item;
         return;
       }
       place[v] = to;
       if (a.ndim == 0 || (a.ndim == 1 && a.stride[0] == 0)) {
         load_lanes(x.kernels_, dtype, a.base, item, 1, to);
-        vector[v] = 0;
+        vector[v] = narrow_lanes[v] = 0;
         pitch[v] = 0;
         return;
       }
@@ -357,23 +364,24 @@ class Execution {
         const int64_t row = begin / x.cols_, column = begin % x.cols_;
         const char* from = a.base + (row * a.stride[0] + column * a.stride[1]) * item;
         if (a.stride[1] == 0) {  // one element for each row
-          vector[v] = 0;
+          vector[v] = narrow_lanes[v] = 0;
           pitch[v] = 4;
           load_lanes(x.kernels_, dtype, from, a.stride[0] * item, rows, to);
           return;
         }
-        if (is_lane_type(dtype)) {
-          pitch[v] = a.stride[0] * 4;
+        if (readable) {
+          pitch[v] = a.stride[0] * item;
           place[v] = from;
           return;
         }
+        narrow_lanes[v] = 0;
         if (a.stride[0] == 0) {  // one row for all
           pitch[v] = 0;
           load_lanes(x.kernels_, dtype, from, item, cols, to);
           return;
         }
       }
-      if (is_lane_type(dtype) && a.stride[last] == 1) {
+      if (readable && a.stride[last] == 1) {
         // A tile that lies in one run is where it is.
         const int64_t index = begin % a.size[last];
         if (index + n <= a.size[last]) {
@@ -381,16 +389,18 @@ class Execution {
           return;
         }
       }
-      if (is_lane_type(dtype) && step.extent == Extent::full && rows > 1 && x.program_.values()[v].mapped &&
-          a.stride[last] == 1 && a.size[last] % cols == 0) {
+      if (readable && step.extent == Extent::full && rows > 1 && x.program_.values()[v].mapped && a.stride[last] == 1 &&
+          a.size[last] % cols == 0) {
         std::vector<const char*>& row = rows_of[step.access];
         row.clear();
         for_runs(a, item, begin, n, [&](const char* p, int64_t, int64_t, int64_t run) {
-          for (; run > 0; run -= cols, p += cols * 4) row.push_back(p);
+          for (; run > 0; run -= cols, p += cols * item) row.push_back(p);
         });
         places[v] = row.data();
         return;
       }
+      narrow_lanes[v] = 0;
+      pitch[v] = cols * 4;
       for_runs(a, item, begin, n, [&](const char* p, int64_t stride, int64_t at, int64_t run) {
         load_lanes(x.kernels_, dtype, p, stride, run, to + at * 4);
       });
@@ -440,71 +450,94 @@ class Execution {
           {cols, begin, rows, out_pitch, {per_row[0], per_row[1], per_row[2]}, {rows_in[0], rows_in[1], rows_in[2]}});
     }
 
+    // Where a store step puts elements from `first` on, if its memory is one run.
+    const char* narrow_run(uint16_t store, int64_t first) const {
+      const uint16_t i = x.program_.steps()[store].access;
+      const TileAccess& a = x.run_.accesses[i];
+      return a.contiguous() ? a.base + first * size_of(x.program_.accesses()[i].dtype) : nullptr;
+    }
+
     // A loop over the rows of a tile, or over all at once if they lie one after the other.
-    void loop(const Loop& l, int64_t n, int64_t row, int64_t rows, int64_t cols, Part part, int64_t unit) {
+    void loop(const Loop& l, int64_t first, int64_t n, int64_t row, int64_t rows, int64_t cols, Part part,
+              int64_t unit) {
       const auto& program = x.program_;
       if (part == Part::rows)
         for (uint16_t i : l.reductions) reduce(program.steps()[i], n, row, rows, cols, part, unit);
       if (part != Part::all && part != Part::full) return;
       const size_t inputs = l.inputs.size(), lanes = inputs + l.outputs.size();
       arguments.resize(Loop::kPointers + lanes + l.reductions.size());
-      running.resize(l.reductions.size() * Loop::kReductionLanes);
+      const int64_t pieces = l.reductions.empty() ? 1 : (cols + kReduceChunk - 1) / kReduceChunk;
+      const int64_t running_of_one = rows * pieces * Loop::kReductionLanes;
+      running.resize(l.reductions.size() * static_cast<size_t>(running_of_one));
       int64_t* p = arguments.data() + Loop::kPointers;
       for (size_t i = 0; i < l.reductions.size(); i++)
-        p[lanes + i] = reinterpret_cast<int64_t>(&running[i * Loop::kReductionLanes]);
-      // Bytes from row to row; inputs that have an element for each lane.
+        p[lanes + i] = reinterpret_cast<int64_t>(&running[i * static_cast<size_t>(running_of_one)]);
+      // Bytes from lane to lane and from row to row.
+      from_lane.resize(lanes);
       from_row.resize(lanes);
-      uint64_t vectors = 0;
+      Loop::Layout layout;
       bool by_rows = !l.reductions.empty();
-      for (size_t k = 0; k < lanes; k++) {
-        const ValueId v = k < inputs ? l.inputs[k] : l.outputs[k - inputs];
-        if (k >= inputs) vector[v] = 1;
-        const bool row_value = program.values()[v].extent == Extent::row && vector[v];
-        const bool all = vector[v] && !row_value;
-        if (all && k < inputs) vectors |= uint64_t{1} << k;
-        p[k] = reinterpret_cast<int64_t>(place[v]);
-        from_row[k] = row_value ? 4 : pitch[v];
-        by_rows |= rows > 1 && (from_row[k] != (all ? cols * 4 : 0) || (k < inputs && places[v]));
+      auto add = [&](size_t k, const char* at, int64_t lane, int64_t pitch) {
+        p[k] = reinterpret_cast<int64_t>(at);
+        from_lane[k] = lane;
+        from_row[k] = pitch;
+        by_rows |= rows > 1 && pitch != cols * lane;
+      };
+      for (size_t k = 0; k < inputs; k++) {
+        const ValueId v = l.inputs[k];
+        const TileProgram::Value& value = program.values()[v];
+        const bool row_value = value.extent == Extent::row && vector[v], all = vector[v] && !row_value;
+        const bool narrow = all && narrow_lanes[v];
+        if (all) layout.vectors |= uint64_t{1} << k;
+        if (narrow) layout.narrow |= uint64_t{1} << k;
+        add(k, place[v], all ? (narrow ? size_of(program.accesses()[value.index].dtype) : 4) : 0,
+            row_value ? 4 : pitch[v]);
+        by_rows |= places[v] != nullptr;
       }
-      const Loop::Function function = l.function(program, vectors);
+      for (size_t k = inputs; k < lanes; k++) {
+        const Loop::Output& output = l.outputs[k - inputs];
+        vector[output.value] = 1;
+        if (const char* at = output.store == Loop::Output::kLanes ? nullptr : narrow_run(output.store, first)) {
+          const int64_t item = size_of(program.accesses()[program.steps()[output.store].access].dtype);
+          layout.narrow |= uint64_t{1} << k;
+          add(k, at, item, cols * item);
+          stored[output.store] = 1;
+        } else {
+          add(k, place[output.value], 4, pitch[output.value]);
+          if (output.store != Loop::Output::kLanes) stored[output.store] = 0;
+        }
+      }
+      const Loop::Function function = l.function(program, layout);
       auto call = [&](int64_t count) {
         const int64_t rest = count % l.width();
         const uint64_t mask = (uint64_t{1} << rest) - 1;
         arguments[Loop::kWhole] = count - rest;
-        arguments[Loop::kMasks] = static_cast<int64_t>(mask & 0xffff);
-        arguments[Loop::kMasks + 1] = static_cast<int64_t>(mask >> 16);
+        for (int block = 0; block < 4; block++)
+          arguments[static_cast<size_t>(Loop::kMasks + block)] = static_cast<int64_t>(mask >> 16 * block & 0xffff);
         function(arguments.data());
       };
       if (!by_rows) return call(n);
-      const int64_t pieces =
-          l.reductions.empty() || cols <= kReduceChunk ? 1 : (cols + kReduceChunk - 1) / kReduceChunk;
-      if (pieces > 1) sums.resize(l.reductions.size() * static_cast<size_t>(pieces));
+      // Reductions of all pieces of all rows, from their running lanes.
       for (int64_t r = 0; r < rows; r++) {
         for (size_t k = 0; k < inputs; k++)
           if (places[l.inputs[k]]) p[k] = reinterpret_cast<int64_t>(places[l.inputs[k]][r]);
-        for (int64_t piece = 0; piece < pieces; piece++) {
-          call(pieces > 1 ? std::min(kReduceChunk, cols - piece * kReduceChunk) : cols);
-          for (size_t i = 0; i < l.reductions.size(); i++) {
-            const TileProgram::Step& step = program.steps()[l.reductions[i]];
-            uint32_t* out = pieces > 1           ? &sums[i * static_cast<size_t>(pieces) + static_cast<size_t>(piece)]
-                            : part == Part::full ? x.partial_of(step) + unit
-                                                 : reinterpret_cast<uint32_t*>(const_cast<char*>(place[step.out])) + r;
-            x.lanes_.reduce[static_cast<int>(step.op)](out, &running[i * Loop::kReductionLanes], Loop::kReductionLanes,
-                                                       1, 0);
-          }
-          if (pieces > 1)
-            for (size_t k = 0; k < lanes; k++)
-              if (k >= inputs || vectors >> k & 1) p[k] += kReduceChunk * 4;
+        for (int64_t done = 0; done < cols; done += kReduceChunk) {
+          call(pieces > 1 ? std::min(kReduceChunk, cols - done) : cols);
+          for (size_t i = 0; i < l.reductions.size(); i++) p[lanes + i] += Loop::kReductionLanes * 4;
+          if (pieces == 1) break;
+          for (size_t k = 0; k < lanes; k++) p[k] += kReduceChunk * from_lane[k];
         }
-        if (pieces > 1)
-          for (size_t k = 0; k < lanes; k++)
-            if (k >= inputs || vectors >> k & 1) p[k] -= pieces * kReduceChunk * 4;
-        for (size_t i = 0; pieces > 1 && i < l.reductions.size(); i++) {
-          const TileProgram::Step& step = program.steps()[l.reductions[i]];
-          tree(x.lanes_.reduce[static_cast<int>(step.op)], const_cast<char*>(place[step.out]) + r * 4,
-               &sums[i * static_cast<size_t>(pieces)], pieces);
-        }
-        for (size_t k = 0; k < lanes; k++) p[k] += from_row[k];
+        for (size_t k = 0; k < lanes; k++)
+          p[k] += from_row[k] - (pieces > 1 ? pieces * kReduceChunk * from_lane[k] : 0);
+      }
+      for (size_t i = 0; i < l.reductions.size(); i++) {
+        const TileProgram::Step& step = program.steps()[l.reductions[i]];
+        const LaneKernels::Reduce kernel = x.lanes_.reduce[static_cast<int>(step.op)];
+        auto* out = reinterpret_cast<uint32_t*>(const_cast<char*>(place[step.out]));
+        uint32_t* lane = &running[i * static_cast<size_t>(running_of_one)];
+        uint32_t* to = pieces > 1 ? lane : part == Part::full ? x.partial_of(step) + unit : out;
+        kernel(to, lane, Loop::kReductionLanes, rows * pieces, Loop::kReductionLanes * 4);
+        for (int64_t r = 0; pieces > 1 && r < rows; r++) tree(kernel, out + r, lane + r * pieces, pieces);
       }
     }
 
@@ -593,12 +626,14 @@ class Execution {
     char* buffers;
     const char* place[TileProgram::kMaxValues];
     uint8_t vector[TileProgram::kMaxValues];             // has a lane for each element, or each row of a row value
+    uint8_t narrow_lanes[TileProgram::kMaxValues];       // lies as elements of its access's type, which loops read
     int64_t pitch[TileProgram::kMaxValues];              // of full values: bytes from row to row
     const char* const* places[TileProgram::kMaxValues];  // of full values whose rows lie anywhere: where each is
     std::vector<std::vector<const char*>> rows_of;       // of each access: what `places` points to
+    std::vector<uint8_t> stored;                         // of each store: a loop has done it
     // Of the loop that runs.
-    std::vector<int64_t> arguments, from_row;
-    std::vector<uint32_t> running, sums;
+    std::vector<int64_t> arguments, from_lane, from_row;
+    std::vector<uint32_t> running;
   };
 
   const TileProgram& program_;

@@ -213,18 +213,21 @@ void TileProgram::seal() {
   } else {
     for (uint16_t i = 0; i < steps_.size(); i++) plan_.items.push_back({i});
   }
-  mark_mapped();
+  mark_uses();
   choose_direct_stores();
   assign_buffers();
   weigh();
 }
 
-void TileProgram::mark_mapped() {
+void TileProgram::mark_uses() {
   for (const LoopPlan::Item& item : plan_.items) {
     if (item.loop != LoopPlan::Item::kNone) continue;
     const Step& step = steps_[item.step];
     for (ValueId v : step.in)
-      if (v != kNone) values_[v].mapped &= step.kind == Step::Kind::map && step.extent == Extent::full;
+      if (v != kNone) {
+        values_[v].looped = false;
+        values_[v].mapped &= step.kind == Step::Kind::map && step.extent == Extent::full;
+      }
   }
 }
 
@@ -267,7 +270,8 @@ void TileProgram::assign_buffers() {
     } else {
       const Loop& loop = plan_.loops[item.loop];
       use.in = loop.inputs;
-      use.out = loop.outputs;
+      for (const Loop::Output& o : loop.outputs)
+        if (std::ranges::find(use.out, o.value) == use.out.end()) use.out.push_back(o.value);
       for (uint16_t i : loop.reductions) use.out.push_back(steps_[i].out);
     }
     for (const auto* side : {&use.in, &use.out})

@@ -36,6 +36,7 @@ class TileProgram {
     uint16_t slot = 0;   // buffer; after seal()
     uint16_t last = 0;   // the last step or store that uses it; after seal()
     bool mapped = true;  // all that use it are maps of full extent, or loops; after seal()
+    bool looped = true;  // all that use it are loops; after seal()
   };
   // What runs, in order: loads, operations, stores.
   struct Step {
@@ -97,7 +98,7 @@ class TileProgram {
   ValueId add(Value::From from, Extent extent, uint16_t index);
   void merge_pairs();
   void number_steps();  // after their order changed
-  void mark_mapped();
+  void mark_uses();
   void choose_direct_stores();
   void assign_buffers();
   void weigh();

@@ -62,11 +62,20 @@ class Assembler {
     byte(n);
   }
   void store(Op op, const Address& m, Zmm reg, Mask mask = 0) { v(op, reg, 0, m, mask); }
+  void store_immediate(Op op, const Address& m, Zmm reg, uint8_t n, Mask mask = 0) {
+    v(op, reg, 0, m, mask);
+    byte(n);
+  }
   void shift(Shift kind, Zmm to, Zmm from, uint8_t bits) { v_immediate(vpslld_psrld_psrad, kind, to, from, bits); }
 
   void load(Gpr to, const Address& m) {  // 64 bits
     rex(to, m, true);
     byte(0x8b);
+    address(to & 7, m);
+  }
+  void load_address(Gpr to, const Address& m) {
+    rex(to, m, true);
+    byte(0x8d);
     address(to & 7, m);
   }
   void load_mask(Mask to, const Address& m) {  // kmovw, 16 bits
@@ -90,7 +99,7 @@ class Assembler {
     if (r & 8) byte(0x41);
     byte(static_cast<uint8_t>(0x58 | (r & 7)));
   }
-  void call(const void* function) {  // through rax
+  void call(void (*function)(void*, const void*, const void*, const void*)) {  // through rax
     const auto at = reinterpret_cast<uint64_t>(function);
     byte(0x48);
     byte(0xb8);

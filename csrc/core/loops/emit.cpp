@@ -1,6 +1,6 @@
-// Writes the machine code of a loop. Values of one turn of the loop live in registers; a value that finds none is put
-// on the stack and fetched again. What is one for all lanes keeps its register, unless operations are called: calls
-// keep no registers.
+// Writes the machine code of a loop. Values live in registers; a value that finds none is put on the stack and fetched
+// again. What is one for all lanes keeps its register, unless operations are called: calls keep no registers. A turn of
+// a loop with calls takes several blocks of lanes, so that a function works on one while others are under way.
 //
 // Of NaNs, arithmetic gives one (see one_nan in simd/lanes.cpp). Inside a loop any NaN stands for it as long as nobody
 // looks at its bits: such values are `loose`, and settled before a store or an operation that hands on bits.
@@ -150,6 +150,21 @@ Word identity(LaneOp reduction) {
   }
 }
 
+constexpr DtypeSet kNarrow = dtypes(Dtype::boolean, Dtype::uint8, Dtype::int8, Dtype::float16, Dtype::bfloat16);
+// What makes lanes of the elements of a type; of bfloat16, their upper halves are yet to be put in place.
+Op widen(Dtype narrow) {
+  switch (narrow) {
+    case Dtype::int8:
+      return vpmovsxbd;
+    case Dtype::float16:
+      return vcvtph2ps;
+    case Dtype::bfloat16:
+      return vpmovzxwd;
+    default:
+      return vpmovzxbd;
+  }
+}
+
 // ---- registers -----------------------------------------------------------------------------------------------------
 constexpr int kTemporaries = 4;  // zmm0 to zmm3: also what functions take and give
 constexpr int kRegisters = 32;
@@ -162,54 +177,64 @@ constexpr size_t kPointersBesideCalls = 2;
 constexpr int kNever = std::numeric_limits<int>::max();
 
 struct Value {
-  enum class Home : uint8_t { none, vector, one, word } home = Home::none;
-  int at = 0;  // pointer, or offset in the code
-  int reg = -1, slot = -1;
-  int next = kNever;  // the next step that uses it
-  int output = -1;    // pointer
-  bool loose = false;
+  enum class Home : uint8_t { none, vector, narrow, one, word } home = Home::none;
+  int at = 0;                // pointer, or offset in the code
+  Dtype dtype{};             // of a narrow home
+  int segment = -1;          // where it is computed; -1: an input
+  bool kept = false;         // for a later segment or a function, on the stack
+  std::vector<int> outputs;  // pointers
+  // In the turn that is being written:
+  int reg = -1;
+  int next = kNever;  // the next step of the segment that uses it
+  bool stored = false, loose = false;
+};
+
+// Steps between calls. A segment is written for each block of a turn, then its call, which takes all blocks at once.
+struct Segment {
+  size_t first, last;  // steps; the last one is the call, if it ends with one
+  bool call;
+  std::vector<std::array<int, 3>> next;  // [step][k]: the step of the segment after it that uses its input k
+  std::vector<int> uses;                 // of each value: the first step of the segment that uses it
 };
 
 class Emitter {
  public:
-  Emitter(const TileProgram& program, const Loop& loop, uint64_t vectors)
-      : program_(program), loop_(loop), local_(program.values().size(), 0) {
-    for (uint16_t i : loop.steps) calls_ |= recipe_of(program.steps()[i].op).form == Form::call && is_map(i);
+  Emitter(const TileProgram& program, const Loop& loop, const Loop::Layout& layout)
+      : program_(program), loop_(loop), layout_(layout), local_(program.values().size(), 0) {
     for (uint32_t w : kWordBits) a_.word(w);
-    add_values(vectors);
-    find_uses();
+    add_values();
+    add_segments();
   }
 
   LoopCode emit() {
     const auto entry = static_cast<size_t>(a_.here());
+    const int blocks = static_cast<int>(loop_.blocks());
     for (Gpr r : kSaved) a_.push(r);
     a_.move(rbp, rsp);
-    // A value may go onto the stack before and after it is settled.
-    a_.add(rsp, -64 * 2 * static_cast<int>(values_.size() + loop_.reductions.size()));
+    a_.add(rsp, -64 * (blocks * static_cast<int>(values_.size()) + 2 * static_cast<int>(loop_.reductions.size())));
     a_.align_down(rsp, 64);
     a_.move(kArguments, rdi);
     a_.load(kEnd, argument(Loop::kWhole));
     a_.clear(kIndex);
     pin();
-    const auto width = static_cast<int32_t>(loop_.width());
     a_.test(kEnd);
     const int32_t none = a_.jump_ahead(equal);
     const int32_t top = a_.here();
-    for (int block = 0; block * Loop::kLanes < width; block++) turn(block, false);
-    a_.add(kIndex, width);
+    turn(false);
+    a_.add(kIndex, static_cast<int32_t>(loop_.width()));
     a_.compare(kIndex, kEnd);
     a_.jump(below, top);
     a_.land(none);
     a_.load(kScratch, argument(Loop::kMasks));
     a_.test(kScratch);
     const int32_t done = a_.jump_ahead(equal);
-    for (int block = 0; block * Loop::kLanes < width; block++) turn(block, true);
+    turn(true);
     a_.land(done);
     for (size_t r = 0; r < loop_.reductions.size(); r++)
-      for (int block = 0; block < 2; block++) {
-        const Zmm lanes = running(r, block, 0);
+      for (int half = 0; half < 2; half++) {
+        const Zmm lanes = running(r, half, 0);
         a_.load(kScratch, pointer(loop_.inputs.size() + loop_.outputs.size() + r));
-        a_.store(vmovups_store, {kScratch, rsp, 1, 64 * block}, lanes);
+        a_.store(vmovups_store, {kScratch, rsp, 1, 64 * half}, lanes);
       }
     a_.move(rsp, rbp);
     for (auto r = std::rbegin(kSaved); r != std::rend(kSaved); ++r) a_.pop(*r);
@@ -225,7 +250,7 @@ class Emitter {
   static Address pointer(size_t i) { return argument(Loop::kPointers + static_cast<int>(i)); }
   static Address word_at(Word w) { return in_code(4 * w); }
 
-  void add_values(uint64_t vectors) {
+  void add_values() {
     values_.reserve(loop_.inputs.size() + loop_.steps.size());
     auto add = [&](ValueId v) -> Value& {
       local_[v] = static_cast<uint16_t>(values_.size());
@@ -240,32 +265,51 @@ class Emitter {
         x.at = a_.here();
         a_.word(program_.constants()[from.index & 0x7fff]);
       } else {
-        x.home = vectors >> k & 1 ? Value::Home::vector : Value::Home::one;
+        x.home = layout_.narrow >> k & 1    ? Value::Home::narrow
+                 : layout_.vectors >> k & 1 ? Value::Home::vector
+                                            : Value::Home::one;
         x.at = static_cast<int>(k);
+        if (x.home == Value::Home::narrow) x.dtype = program_.accesses()[from.index].dtype;
       }
     }
     for (uint16_t i : loop_.steps)
       if (is_map(i)) add(program_.steps()[i].out);
     for (size_t k = 0; k < loop_.outputs.size(); k++)
-      value(loop_.outputs[k]).output = static_cast<int>(loop_.inputs.size() + k);
+      value(loop_.outputs[k].value).outputs.push_back(static_cast<int>(loop_.inputs.size() + k));
   }
 
-  // next_[step][k]: the step after it that uses its input k.
-  void find_uses() {
-    first_.assign(values_.size(), kNever);
-    next_.resize(loop_.steps.size());
-    for (int s = static_cast<int>(loop_.steps.size()) - 1; s >= 0; s--) {
-      const Step& step = program_.steps()[loop_.steps[static_cast<size_t>(s)]];
-      for (size_t k = 0; k < 3; k++)
-        if (step.in[k] != TileProgram::kNone) next_[static_cast<size_t>(s)][k] = first_[local_[step.in[k]]];
-      for (ValueId v : step.in)
-        if (v != TileProgram::kNone) first_[local_[v]] = s;
+  void add_segments() {
+    size_t first = 0;
+    for (size_t s = 0; s < loop_.steps.size(); s++) {
+      const bool call = is_call(s);
+      if (!call && s + 1 < loop_.steps.size()) continue;
+      Segment segment{first, s, call, std::vector<std::array<int, 3>>(s + 1 - first),
+                      std::vector<int>(values_.size(), kNever)};
+      const int number = static_cast<int>(segments_.size());
+      for (size_t i = s + 1; i-- > first;) {
+        const Step& step = step_of(i);
+        if (step.out != TileProgram::kNone && is_map(loop_.steps[i])) value(step.out).segment = number;
+        if (is_call(i)) continue;
+        for (size_t k = 0; k < 3; k++)
+          segment.next[i - first][k] = step.in[k] == TileProgram::kNone ? kNever : segment.uses[local_[step.in[k]]];
+        for (ValueId v : step.in)
+          if (v != TileProgram::kNone) segment.uses[local_[v]] = static_cast<int>(i);
+      }
+      segments_.push_back(std::move(segment));
+      first = s + 1;
     }
+    for (size_t g = 0; g < segments_.size(); g++)
+      for (size_t s = segments_[g].first; s <= segments_[g].last; s++)
+        for (ValueId v : step_of(s).in)
+          if (v != TileProgram::kNone && value(v).segment >= 0)
+            value(v).kept |= is_call(s) || value(v).segment < static_cast<int>(g);
   }
+  const Step& step_of(size_t s) const { return program_.steps()[loop_.steps[s]]; }
+  bool is_call(size_t s) const { return is_map(loop_.steps[s]) && recipe_of(step_of(s).op).form == Form::call; }
 
   // Registers for what stays in the loop: addresses, numbers, running lanes.
   void pin() {
-    size_t registers = calls_ ? kPointersBesideCalls : std::size(kPointersOfPlain);
+    const size_t registers = loop_.calls ? kPointersBesideCalls : std::size(kPointersOfPlain);
     pointers_.assign(loop_.inputs.size() + loop_.outputs.size(), -1);
     size_t used = 0;
     auto keep = [&](size_t k) {
@@ -274,48 +318,71 @@ class Emitter {
       a_.load(kPointersOfPlain[used++], pointer(k));
     };
     for (size_t k = 0; k < loop_.inputs.size(); k++)
-      if (value(loop_.inputs[k]).home == Value::Home::vector) keep(k);
+      if (layout_.vectors >> k & 1) keep(k);
     for (size_t k = 0; k < loop_.outputs.size(); k++) keep(loop_.inputs.size() + k);
 
     for (size_t r = 0; r < loop_.reductions.size(); r++) {
-      const bool in_registers = !calls_ && lowest_ + 2 <= kTemporaries + kMaxPinned;
-      running_.push_back(in_registers ? lowest_ : -1 - spills_);
-      (in_registers ? lowest_ : spills_) += 2;
+      const bool in_registers = !loop_.calls && lowest_ + 2 <= kTemporaries + kMaxPinned;
+      running_.push_back(in_registers ? lowest_ : -1);
+      if (in_registers) lowest_ += 2;
       const Address start = word_at(identity(program_.steps()[loop_.reductions[r]].op));
-      for (int block = 0; block < 2; block++) {
-        const Zmm lanes = static_cast<Zmm>(in_registers ? running_[r] + block : 0);
+      for (int half = 0; half < 2; half++) {
+        const Zmm lanes = static_cast<Zmm>(in_registers ? running_[r] + half : 0);
         a_.v(vbroadcastss, lanes, 0, start);
-        keep_running(r, block, lanes);
+        keep_running(r, half, lanes);
       }
     }
-    if (calls_) return;
     for (ValueId v : loop_.inputs) {
       Value& x = value(v);
-      if (x.home == Value::Home::vector || lowest_ == kTemporaries + kMaxPinned) continue;
-      x.reg = lowest_++;
-      fetch(x, static_cast<Zmm>(x.reg), 0, false);
+      if (!same_in_all(x)) continue;
+      if (loop_.calls) {  // functions find it on the stack
+        if (!goes_into_call(v)) continue;
+        fetch(x, 0, 0);
+        for (int block = 0; block < loop_.blocks(); block++) a_.store(vmovups_store, stack(x, block), 0);
+      } else if (lowest_ < kTemporaries + kMaxPinned) {
+        x.reg = lowest_++;
+        fetch(x, static_cast<Zmm>(x.reg), 0);
+      }
     }
+  }
+  bool goes_into_call(ValueId v) const {
+    for (size_t s = 0; s < loop_.steps.size(); s++)
+      if (is_call(s) && std::ranges::find(step_of(s).in, v) != std::end(step_of(s).in)) return true;
+    return false;
   }
 
   // Running lanes of a reduction: their register, or the temporary into which they are fetched.
-  Zmm running(size_t r, int block, Zmm temporary) {
-    if (running_[r] >= 0) return static_cast<Zmm>(running_[r] + block);
-    a_.v(vmovups, temporary, 0, stack(-1 - running_[r] + block));
+  Zmm running(size_t r, int half, Zmm temporary) {
+    if (running_[r] >= 0) return static_cast<Zmm>(running_[r] + half);
+    a_.v(vmovups, temporary, 0, running_stack(r, half));
     return temporary;
   }
-  void keep_running(size_t r, int block, Zmm lanes) {
-    if (running_[r] < 0) a_.store(vmovups_store, stack(-1 - running_[r] + block), lanes);
+  void keep_running(size_t r, int half, Zmm lanes) {
+    if (running_[r] < 0) a_.store(vmovups_store, running_stack(r, half), lanes);
   }
-
-  static Address stack(int slot) { return {rsp, rsp, 1, 64 * slot}; }
-  Address lanes_at(int pointer_index, int block) {
+  Address running_stack(size_t r, int half) const {
+    return {
+        rsp, rsp, 1,
+        64 * (static_cast<int>(loop_.blocks() * static_cast<int64_t>(values_.size()) + 2 * static_cast<int64_t>(r)) +
+              half)};
+  }
+  // The blocks of a value lie one after the other.
+  Address stack(const Value& x, int block) const {
+    return {rsp, rsp, 1, 64 * (static_cast<int>(&x - values_.data()) * static_cast<int>(loop_.blocks()) + block)};
+  }
+  Address lanes_at(int pointer_index, int block, int size = 4) {
     int base = pointers_[static_cast<size_t>(pointer_index)];
     if (base < 0) a_.load(static_cast<Gpr>(base = kScratch), pointer(static_cast<size_t>(pointer_index)));
-    return {static_cast<Gpr>(base), kIndex, 4, 64 * block};
+    return {static_cast<Gpr>(base), kIndex, static_cast<uint8_t>(size), 16 * size * block};
   }
-  void choose_rest(int block) { a_.load_mask(kRest, {kArguments, rsp, 1, 8 * (Loop::kMasks + block)}); }
+  // The mask of an access to memory: in the last turn, of the lanes that are left.
+  Mask choose(int block) {
+    if (!rest_) return 0;
+    a_.load_mask(kRest, argument(Loop::kMasks + block));
+    return kRest;
+  }
 
-  void fetch(const Value& x, Zmm to, int block, bool rest) {
+  void fetch(const Value& x, Zmm to, int block) {
     switch (x.home) {
       case Value::Home::word:
         return a_.v(vbroadcastss, to, 0, in_code(x.at));
@@ -324,19 +391,29 @@ class Emitter {
         return a_.v(vbroadcastss, to, 0, Address{kScratch});
       case Value::Home::vector: {
         const Address m = lanes_at(x.at, block);
-        if (rest) choose_rest(block);
-        return a_.v(vmovups, to, 0, m, rest ? kRest : Mask{0}, rest);
+        const Mask mask = choose(block);
+        return a_.v(vmovups, to, 0, m, mask, mask);
+      }
+      case Value::Home::narrow: {
+        const Address m = lanes_at(x.at, block, static_cast<int>(size_of(x.dtype)));
+        const Mask mask = choose(block);
+        a_.v(widen(x.dtype), to, 0, m, mask, mask);
+        if (x.dtype == Dtype::bfloat16) a_.shift(shift_left, to, to, 16);
+        return;
       }
       case Value::Home::none:
-        return a_.v(vmovups, to, 0, stack(x.slot));
+        return a_.v(vmovups, to, 0, stack(x, block));
     }
   }
   void put_on_stack(Value& x) {
-    if (x.home != Value::Home::none || x.slot >= 0) return;
-    x.slot = spills_++;
-    a_.store(vmovups_store, stack(x.slot), static_cast<Zmm>(x.reg));
+    if (x.home != Value::Home::none || x.stored) return;
+    x.stored = true;
+    a_.store(vmovups_store, stack(x, block_), static_cast<Zmm>(x.reg));
   }
 
+  static bool same_in_all(const Value& x) {
+    return x.home == Value::Home::one || x.home == Value::Home::word;
+  }  // blocks
   bool pinned(const Value& x) const { return x.reg >= kTemporaries && x.reg < lowest_; }
   void drop(Value& x) {
     if (x.reg < 0 || pinned(x)) return;
@@ -365,7 +442,7 @@ class Emitter {
   Zmm need(Value& x) {
     if (x.reg < 0) {
       take(x);
-      fetch(x, static_cast<Zmm>(x.reg), block_, rest_);
+      fetch(x, static_cast<Zmm>(x.reg), block_);
     }
     return static_cast<Zmm>(x.reg);
   }
@@ -377,43 +454,54 @@ class Emitter {
     a_.v_immediate(vcmpps, kChosen, r, r, kUnordered);
     a_.v(vbroadcastss, r, 0, word_at(one_nan), kChosen);
     x.loose = false;
-    x.slot = -1;
+    x.stored = false;
   }
 
-  // One turn of the loop for one register of lanes.
-  void turn(int block, bool rest) {
-    block_ = block, rest_ = rest;
-    spills_turn_ = spills_;
-    owner_.fill(nullptr);
-    for (size_t v = 0; v < values_.size(); v++) {
-      Value& x = values_[v];
-      if (!pinned(x)) x.reg = -1;
-      x.slot = -1;
-      x.loose = false;
-      x.next = first_[v];
-      if (v >= loop_.inputs.size()) x.home = Value::Home::none;
+  // One turn of the loop: all segments, each for all blocks.
+  void turn(bool rest) {
+    rest_ = rest;
+    for (Value& x : values_)
+      if (x.segment >= 0) x.home = Value::Home::none;
+    for (size_t g = 0; g < segments_.size(); g++) {
+      const Segment& segment = segments_[g];
+      for (block_ = 0; block_ < loop_.blocks(); block_++) {
+        for (size_t v = 0; v < values_.size(); v++) {
+          Value& x = values_[v];
+          if (block_ == 0 || !same_in_all(x)) drop(x);
+          x.loose = false;
+          x.next = segment.uses[v];
+          if (x.segment == static_cast<int>(g)) {
+            x.stored = false;
+            x.home = Value::Home::none;
+          }
+        }
+        size_t reduction = reductions_before(segment.first);
+        for (size_t s = segment.first; s <= segment.last; s++) {
+          const Step& step = step_of(s);
+          if (step.kind == Step::Kind::reduce)
+            reduce(step, segment.next[s - segment.first], reduction++);
+          else if (!is_call(s))
+            map(step, segment.next[s - segment.first]);
+        }
+      }
+      if (segment.call) call(step_of(segment.last));
     }
-    size_t reduction = 0;
-    for (size_t s = 0; s < loop_.steps.size(); s++) {
-      const Step& step = program_.steps()[loop_.steps[s]];
-      if (step.kind == Step::Kind::reduce)
-        reduce(step, s, reduction++);
-      else
-        map(step, s);
-    }
-    spills_ = spills_turn_;
+  }
+  size_t reductions_before(size_t s) const {
+    return static_cast<size_t>(std::count_if(loop_.steps.begin(), loop_.steps.begin() + static_cast<ptrdiff_t>(s),
+                                             [&](uint16_t i) { return !is_map(i); }));
   }
 
-  void used(const Step& step, size_t s) {
+  void used(const Step& step, const std::array<int, 3>& next) {
     for (size_t k = 0; k < 3; k++)
       if (step.in[k] != TileProgram::kNone) {
         Value& x = value(step.in[k]);
-        x.next = next_[s][k];
-        if (x.next == kNever) drop(x);
+        x.next = next[k];
+        if (x.next == kNever && !same_in_all(x)) drop(x);
       }
   }
 
-  void map(const Step& step, size_t s) {
+  void map(const Step& step, const std::array<int, 3>& next) {
     const Recipe& how = recipe_of(step.op);
     Zmm in[3] = {};
     held_.clear();
@@ -426,50 +514,83 @@ class Emitter {
       held_.push_back(&x);
     }
     Value& out = value(step.out);
-    if (how.form == Form::call) {
-      call(step, s, in);
-      take(out);
-      a_.v(vmovups, static_cast<Zmm>(out.reg), 0, 0);
-    } else {
-      used(step, s);
-      take(out);
-      write(step.op, how, static_cast<Zmm>(out.reg), in);
-    }
+    used(step, next);
+    take(out);
+    write(step.op, how, static_cast<Zmm>(out.reg), in);
     held_.clear();
     out.loose = loose;
-    if (out.output >= 0) {
-      settle(out);
-      const Address m = lanes_at(out.output, block_);
-      if (rest_) choose_rest(block_);
-      a_.store(vmovups_store, m, static_cast<Zmm>(out.reg), rest_ ? kRest : Mask{0});
-      out.home = Value::Home::vector;
-      out.at = out.output;
-    }
+    if (out.kept || !out.outputs.empty()) settle(out);
+    for (int k : out.outputs) put(out, static_cast<Zmm>(out.reg), k);
+    if (out.kept) put_on_stack(out);
     if (out.next == kNever) drop(out);
   }
 
-  void call(const Step& step, size_t s, const Zmm* in) {
-    for (Zmm k = 0; k < 3 && step.in[k] != TileProgram::kNone; k++) a_.v(vmovups, k, 0, in[k]);
-    used(step, s);
-    for (Value& x : values_)
-      if (x.reg >= 0) {
-        put_on_stack(x);
-        drop(x);
-      }
-    a_.call(lane_kernels().call[static_cast<size_t>(step.op)]);
+  // Writes a block of an output. Lanes that are in memory are found there again.
+  void put(Value& x, Zmm lanes, int k) {
+    if (!(layout_.narrow >> k & 1)) {
+      const Address m = lanes_at(k, block_);
+      a_.store(vmovups_store, m, lanes, choose(block_));
+      x.home = Value::Home::vector;
+      x.at = k;
+      return;
+    }
+    const Dtype dtype = narrow_type(k);
+    const Address m = lanes_at(k, block_, static_cast<int>(size_of(dtype)));
+    const Mask mask = choose(block_);
+    if (dtype == Dtype::float16) {
+      a_.store_immediate(vcvtps2ph, m, lanes, 0, mask);  // to nearest even
+    } else if (dtype == Dtype::bfloat16) {
+      write(LaneOp::round_bf16, recipe_of(LaneOp::round_bf16), 0, &lanes);
+      a_.shift(shift_right, 0, 0, 16);
+      a_.store(vpmovdw, m, 0, mask);
+    } else {
+      a_.store(vpmovdb, m, lanes, mask);
+    }
+  }
+  Dtype narrow_type(int k) const {
+    const Loop::Output& output = loop_.outputs[static_cast<size_t>(k) - loop_.inputs.size()];
+    return program_.accesses()[program_.steps()[output.store].access].dtype;
   }
 
-  void reduce(const Step& step, size_t s, size_t r) {
+  // A function of all blocks. What it takes and gives lies in memory, block after block.
+  void call(const Step& step) {
+    constexpr Gpr kIn[] = {rsi, rdx, rcx};
+    for (size_t k = 0; k < 3 && step.in[k] != TileProgram::kNone; k++) {
+      Value& x = value(step.in[k]);
+      const bool in_memory = x.home == Value::Home::vector && !rest_;
+      if (x.home == Value::Home::narrow || (x.home == Value::Home::vector && rest_))
+        for (int block = 0; block < loop_.blocks(); block++) {
+          fetch(x, 0, block);
+          a_.store(vmovups_store, stack(x, block), 0);
+        }
+      a_.load_address(kIn[k], in_memory ? lanes_at(x.at, 0) : stack(x, 0));
+    }
+    Value& out = value(step.out);
+    const auto lanes = std::ranges::find_if(out.outputs, [&](int k) { return !(layout_.narrow >> k & 1); });
+    const bool in_place = !rest_ && lanes != out.outputs.end();
+    a_.load_address(rdi, in_place ? lanes_at(*lanes, 0) : stack(out, 0));
+    a_.call(lane_kernels().call[static_cast<size_t>(step.op)]);
+    for (int k : out.outputs)
+      for (block_ = 0; block_ < loop_.blocks() && !(in_place && k == *lanes); block_++) {
+        a_.v(vmovups, 1, 0, in_place ? lanes_at(*lanes, block_) : stack(out, block_));
+        put(out, 1, k);
+      }
+    if (in_place) {
+      out.home = Value::Home::vector;
+      out.at = *lanes;
+    }
+  }
+
+  void reduce(const Step& step, const std::array<int, 3>& next, size_t r) {
     Value& x = value(step.in[0]);
     held_.assign(1, &x);
     Zmm lanes = need(x);
     if (rest_) {
       a_.v(vbroadcastss, 1, 0, word_at(identity(step.op)));
-      choose_rest(block_);
-      a_.v(vmovups, 1, 0, lanes, kRest);
+      a_.v(vmovups, 1, 0, lanes, choose(block_));
       lanes = 1;
     }
-    const Zmm to = running(r, block_, 2);
+    const Zmm to = running(r, block_ % 2, 2);
     const Zmm both[] = {to, lanes};
     const LaneOp op = step.op == LaneOp::sum     ? LaneOp::add
                       : step.op == LaneOp::amax  ? LaneOp::maximum
@@ -477,9 +598,9 @@ class Emitter {
                       : step.op == LaneOp::iamax ? LaneOp::imaximum
                                                  : LaneOp::iminimum;
     write(op, recipe_of(op), to, both);
-    keep_running(r, block_, to);
+    keep_running(r, block_ % 2, to);
     held_.clear();
-    used(step, s);
+    used(step, next);
   }
 
   // `to` may be one of the inputs, so it is written last; zmm0 is free for what comes between.
@@ -583,28 +704,31 @@ class Emitter {
 
   const TileProgram& program_;
   const Loop& loop_;
+  const Loop::Layout& layout_;
   Assembler a_;
   std::vector<uint16_t> local_;  // number of a value among values_: inputs first
   std::vector<Value> values_;
-  std::vector<int> first_;
-  std::vector<std::array<int, 3>> next_;
+  std::vector<Segment> segments_;
   std::vector<int> pointers_;  // the register of an address, or -1
-  std::vector<int> running_;   // of each reduction: the first register, or -1 - the first stack slot
+  std::vector<int> running_;   // of each reduction: the first of two registers, or -1: on the stack
   std::array<Value*, kRegisters> owner_{};
   std::vector<const Value*> held_;  // by the step that is being written
-  bool calls_ = false, rest_ = false;
-  int block_ = 0, lowest_ = kTemporaries, spills_ = 0, spills_turn_ = 0;
+  bool rest_ = false;
+  int block_ = 0, lowest_ = kTemporaries;
 };
 
 }  // namespace
 
+bool is_loop_call(LaneOp op) { return recipe_of(op).form == Form::call; }
+
 bool has_loop_form(LaneOp op) {
-  const Form form = recipe_of(op).form;
-  return form == Form::call ? lane_kernels().call[static_cast<size_t>(op)] != nullptr : form != Form::none;
+  return is_loop_call(op) ? lane_kernels().call[static_cast<size_t>(op)] != nullptr : recipe_of(op).form != Form::none;
 }
 
-LoopCode emit(const TileProgram& program, const Loop& loop, uint64_t vectors) {
-  return Emitter(program, loop, vectors).emit();
+bool has_loop_form(Dtype narrow) { return contains(kNarrow, narrow); }
+
+LoopCode emit(const TileProgram& program, const Loop& loop, const Loop::Layout& layout) {
+  return Emitter(program, loop, layout).emit();
 }
 
 }  // namespace neuron

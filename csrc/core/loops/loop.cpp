@@ -14,20 +14,20 @@ bool has_loops() {
   return has;
 }
 
-Loop::Function Loop::function(const TileProgram& program, uint64_t vectors) const {
+Loop::Function Loop::function(const TileProgram& program, const Layout& layout) const {
   auto find = [&]() -> Function {
     for (const Variant* v = variants_->first.load(std::memory_order_acquire); v; v = v->next)
-      if (v->vectors == vectors) return v->function;
+      if (v->layout == layout) return v->function;
     return nullptr;
   };
   if (Function f = find()) return f;
   std::lock_guard lock(variants_->mutex);
   if (Function f = find()) return f;
-  const LoopCode made = emit(program, *this, vectors);
+  const LoopCode made = emit(program, *this, layout);
   Code code(made.bytes);
   if (!code) throw std::bad_alloc();
   const auto function = reinterpret_cast<Function>(reinterpret_cast<uintptr_t>(code.data() + made.entry));
-  auto* variant = new Variant{vectors, std::move(code), function, variants_->first.load(std::memory_order_relaxed)};
+  auto* variant = new Variant{layout, std::move(code), function, variants_->first.load(std::memory_order_relaxed)};
   variants_->first.store(variant, std::memory_order_release);
   return function;
 }

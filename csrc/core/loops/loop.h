@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../dtype.h"
 #include "../lane_ops.h"
 #include "code.h"
 
@@ -20,29 +21,48 @@ class TileProgram;
 // Whether this machine has loops, and whether they have an operation.
 bool has_loops();
 bool has_loop_form(LaneOp op);
+bool is_loop_call(LaneOp op);  // by a function, not by instructions
+
+// Whether loops read and write elements of a type narrower than a lane.
+bool has_loop_form(Dtype narrow);
 
 struct Loop {
   // What the code is called with: numbers of elements, then addresses of inputs, outputs, and running lanes of
   // reductions (kReductionLanes each, written at the end).
-  enum Argument { kWhole, kMasks, kPointers = kMasks + 2 };
+  enum Argument { kWhole, kMasks, kPointers = kMasks + 4 };
   using Function = void (*)(const int64_t* arguments);
   static constexpr int64_t kLanes = 16, kReductionLanes = 32;
-  static constexpr size_t kMaxInputs = 64;
+  static constexpr size_t kMaxInputs = 40;
 
+  struct Output {
+    static constexpr uint16_t kLanes = 0xffff;
+    uint16_t value;
+    uint16_t store = kLanes;  // the step that stores it in a narrower type, which the loop can do
+  };
   std::vector<uint16_t> steps;       // of the program, in order
   std::vector<uint16_t> inputs;      // values that come from elsewhere
-  std::vector<uint16_t> outputs;     // values that are used elsewhere
+  std::vector<Output> outputs;       // values that are used elsewhere
   std::vector<uint16_t> reductions;  // those of the steps
+  bool calls = false;                // some operation is a function
 
-  // Elements that the code takes at once. kWhole is a multiple; the masks are of the lanes of what is left.
-  int64_t width() const { return reductions.empty() ? kLanes : kReductionLanes; }
-  // The code for inputs of which those in `vectors` have an element for each lane, the others one for all. Made when it
-  // is first asked for.
-  Function function(const TileProgram& program, uint64_t vectors) const;
+  // Registers of lanes that the code takes at once. A function works on as many as it takes to hide how long each of
+  // its instructions takes.
+  int64_t blocks() const { return calls ? 4 : reductions.empty() ? 1 : kReductionLanes / kLanes; }
+  // kWhole is a multiple of the elements of these; the masks are of the lanes of what is left.
+  int64_t width() const { return blocks() * kLanes; }
+
+  // Which inputs have an element for each lane (the others have one for all), and which inputs and, after them, outputs
+  // are memory of the narrower type of their access.
+  struct Layout {
+    uint64_t vectors = 0, narrow = 0;
+    bool operator==(const Layout&) const = default;
+  };
+  // The code for a layout. Made when it is first asked for.
+  Function function(const TileProgram& program, const Layout& layout) const;
 
  private:
   struct Variant {
-    uint64_t vectors;
+    Layout layout;
     Code code;
     Function function;
     Variant* next;
@@ -60,7 +80,7 @@ struct LoopCode {
   std::vector<uint8_t> bytes;
   size_t entry;
 };
-LoopCode emit(const TileProgram& program, const Loop& loop, uint64_t vectors);
+LoopCode emit(const TileProgram& program, const Loop& loop, const Loop::Layout& layout);
 
 // How a program runs: steps and loops in order.
 struct LoopPlan {

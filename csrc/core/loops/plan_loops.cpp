@@ -61,7 +61,14 @@ class Planner {
 
   void close() {
     const auto& steps = program_.steps();
-    if (steps_.size() == 1) {
+    auto narrow = [&](const TileProgram::Access& a) { return has_loop_form(a.dtype); };
+    auto narrow_input = [&](ValueId v) {
+      const TileProgram::Value& x = program_.values()[v];
+      return x.from == TileProgram::Value::From::access && narrow(program_.accesses()[x.index]);
+    };
+    auto narrow_store = [&](uint16_t i) { return narrow(program_.accesses()[steps[i].access]); };
+    if (steps_.size() == 1 && std::ranges::none_of(inputs_, narrow_input) &&
+        std::ranges::none_of(stores_, narrow_store)) {
       plan_.items.push_back({steps_[0]});  // its kernel does as well
     } else if (!steps_.empty()) {
       Loop loop;
@@ -69,8 +76,11 @@ class Planner {
         if (steps[i].kind == Step::Kind::reduce)
           loop.reductions.push_back(i);
         else if (used_elsewhere(i))
-          loop.outputs.push_back(steps[i].out);
+          loop.outputs.push_back({steps[i].out});
+        loop.calls |= steps[i].kind == Step::Kind::map && is_loop_call(steps[i].op);
       }
+      for (uint16_t i : stores_)
+        if (narrow_store(i)) loop.outputs.push_back({steps[i].in[0], i});
       loop.steps = std::move(steps_);
       loop.inputs = std::move(inputs_);
       plan_.items.push_back({0, static_cast<uint16_t>(plan_.loops.size())});
@@ -83,13 +93,16 @@ class Planner {
     std::fill(made_.begin(), made_.end(), false);
   }
 
+  // By other steps than those of this loop and the stores that it can do.
   bool used_elsewhere(uint16_t step) const {
     const ValueId v = program_.steps()[step].out;
     const auto& steps = program_.steps();
-    for (uint16_t i = step; i < steps.size(); i++)
-      if (std::find(steps[i].in, steps[i].in + 3, v) != steps[i].in + 3 &&
-          std::find(steps_.begin(), steps_.end(), i) == steps_.end())
+    for (uint16_t i = step; i < steps.size(); i++) {
+      if (std::find(steps[i].in, steps[i].in + 3, v) == steps[i].in + 3 || std::ranges::binary_search(steps_, i))
+        continue;
+      if (!std::ranges::binary_search(stores_, i) || !has_loop_form(program_.accesses()[steps[i].access].dtype))
         return true;
+    }
     return false;
   }
 

@@ -103,27 +103,23 @@ void map(void* out, const void* a, const void* b, const void* c, int vectors, co
 }
 
 #ifdef __AVX512F__
-// An operation of registers.
-template <class In, class Out, class F, int Inputs>
-typename Pack<Out, 1>::Vec call(typename Pack<In, 1>::Vec a, typename Pack<In, 1>::Vec b, typename Pack<In, 1>::Vec c) {
-  const typename Pack<In, 1>::Vec in[] = {a, b, c};
-  return [&]<size_t... K>(std::index_sequence<K...>) {
-    if constexpr (requires(Pack<In, 1> p) { F{}((static_cast<void>(K), p)...); }) {
-      Pack<In, 1> p[Inputs];
-      for (int k = 0; k < Inputs; ++k) p[k].v[0] = in[k];
-      const auto r = lanes_of<In>(F{}(p[K]...));
-      return reinterpret_cast<typename Pack<Out, 1>::Vec>(r.v[0]);
-    } else {
-      In lanes[Inputs][kVectorLanes];
-      std::memcpy(lanes, in, sizeof lanes);
-      Pack<Out, 1> r;
-      Out out[kVectorLanes];
+template <class In, class Out, class F, size_t... K>
+NEURON_INLINE void call_with(void* out, std::index_sequence<K...>, const void* const (&in)[3]) {
+  using P = Pack<In, LaneKernels::kCallLanes / kVectorLanes>;
+  if constexpr (requires(P p) { F{}((static_cast<void>(K), p)...); }) {
+    lanes_of<In>(F{}(P::load(in[K])...)).store(out);
+  } else {
+    In lanes[sizeof...(K)][P::kLanes];
+    for (size_t k = 0; k < sizeof...(K); ++k) std::memcpy(lanes[k], in[k], sizeof lanes[k]);
+    auto* o = static_cast<Out*>(out);
 #pragma GCC ivdep
-      for (int i = 0; i < kVectorLanes; ++i) out[i] = static_cast<Out>(F{}(lanes[K][i]...));
-      std::memcpy(r.v, out, sizeof out);
-      return r.v[0];
-    }
-  }(std::make_index_sequence<Inputs>{});
+    for (int i = 0; i < P::kLanes; ++i) o[i] = static_cast<Out>(F{}(lanes[K][i]...));
+  }
+}
+// An operation of kCallLanes lanes.
+template <class In, class Out, class F, int Inputs>
+void call(void* out, const void* a, const void* b, const void* c) {
+  call_with<In, Out, F>(out, std::make_index_sequence<Inputs>{}, {a, b, c});
 }
 #endif
 
@@ -201,9 +197,11 @@ inline int32_t rest(int32_t a, int32_t b) { return b == -1 ? 0 : a % b; }
 template <class N>
 NEURON_INLINE N one_nan(N r) {
 #ifdef __FMA__
-  if constexpr (!std::is_same_v<N, float>)
-    if (!any_nan(r)) [[likely]]
-      return r;
+  if constexpr (!std::is_same_v<N, float>) {
+    if (any_nan(r)) [[unlikely]]
+      r = math::select(r == r, r, N(from_bits(0x7fc00000u)));
+    return r;
+  }
 #endif
   return math::select(r == r, r, N(from_bits(0x7fc00000u)));
 }
@@ -488,7 +486,7 @@ LaneKernels make() {
   auto set = [&](LaneOp op, LaneKernels::Map f) { k.map[static_cast<int>(op)] = f; };
   auto reduce = [&](LaneOp op, LaneKernels::Reduce f) { k.reduce[static_cast<int>(op)] = f; };
 #ifdef __AVX512F__
-#define CALL(...) reinterpret_cast<const void*>(call<__VA_ARGS__>)
+#define CALL(...) call<__VA_ARGS__>
 #else
 #define CALL(...) nullptr
 #endif

@@ -28,9 +28,10 @@ struct LaneKernels {
   using Reduce = void (*)(void* out, const void* a, int64_t n, int64_t rows, int64_t pitch);
   std::array<Map, kLaneOps> map;
   std::array<Reduce, kLaneOps> reduce;
-  // On AVX-512 machines: functions of registers of 16 lanes, that take and return them as the C calling convention
-  // says.
-  std::array<const void*, kLaneOps> call;
+  // On AVX-512 machines: out[i] = op(a[i], b[i], c[i]) of kCallLanes lanes.
+  static constexpr int kCallLanes = 64;
+  using Call = void (*)(void* out, const void* a, const void* b, const void* c);
+  std::array<Call, kLaneOps> call;
 };
 
 const LaneKernels& lane_kernels();
