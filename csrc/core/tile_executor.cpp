@@ -341,7 +341,7 @@ class Execution {
       const int64_t item = size_of(dtype);
       const ValueId v = step.out;
       // Lanes are read where they are; loops read narrower elements there, too.
-      const bool narrow = x.program_.values()[v].looped && has_loop_form(dtype);
+      const bool narrow = step.extent == Extent::full && x.program_.values()[v].looped && has_loop_form(dtype);
       const bool readable = is_lane_type(dtype) || narrow;
       vector[v] = 1;
       narrow_lanes[v] = narrow;

@@ -540,7 +540,8 @@ class Emitter {
     if (dtype == Dtype::float16) {
       a_.store_immediate(vcvtps2ph, m, lanes, 0, mask);  // to nearest even
     } else if (dtype == Dtype::bfloat16) {
-      write(LaneOp::round_bf16, recipe_of(LaneOp::round_bf16), 0, &lanes);
+      const Zmm in[3] = {lanes};
+      write(LaneOp::round_bf16, recipe_of(LaneOp::round_bf16), 0, in);
       a_.shift(shift_right, 0, 0, 16);
       a_.store(vpmovdw, m, 0, mask);
     } else {
@@ -591,7 +592,7 @@ class Emitter {
       lanes = 1;
     }
     const Zmm to = running(r, block_ % 2, 2);
-    const Zmm both[] = {to, lanes};
+    const Zmm both[3] = {to, lanes};
     const LaneOp op = step.op == LaneOp::sum     ? LaneOp::add
                       : step.op == LaneOp::amax  ? LaneOp::maximum
                       : step.op == LaneOp::amin  ? LaneOp::minimum
@@ -604,7 +605,7 @@ class Emitter {
   }
 
   // `to` may be one of the inputs, so it is written last; zmm0 is free for what comes between.
-  void write(LaneOp op, const Recipe& how, Zmm to, const Zmm* in) {
+  void write(LaneOp op, const Recipe& how, Zmm to, const Zmm (&in)[3]) {
     const Zmm a = in[0], b = in[1], c = in[2];
     auto choice = [&] {  // 1 in the chosen lanes
       a_.v(vpmovm2d, 0, 0, kChosen);
