@@ -23,7 +23,9 @@ namespace neuron {
 
 namespace {
 
-constexpr int64_t kTile = 2048;        // elements; a few buffers of it fit into the first-level cache
+constexpr int64_t kTile = 8192;        // elements; a few buffers of it fit into the second-level cache
+constexpr int64_t kLeastTile = 2048;   // fewer cost more than they save
+constexpr int64_t kTiles = 16;         // that a tensor should have at least, for threads to share
 constexpr int64_t kLeastRow = 32;      // shorter rows cost more than the copies that they save
 constexpr double kThreadNs = 30000;    // work that pays for waking threads
 constexpr int64_t kLineElements = 16;  // buffers start on cache lines
@@ -112,6 +114,7 @@ class Execution {
  public:
   Execution(const TileProgram& program, const TileRun& run)
       : program_(program), run_(run), kernels_(kernels()), lanes_(lane_kernels()) {
+    auto lines = [](int64_t n) { return (n + kLineElements - 1) / kLineElements * kLineElements; };
     const bool has_rows = program.has_rows();
     rows_ = run.rows, cols_ = run.cols;
     if (!has_rows) choose_rows();
@@ -120,9 +123,10 @@ class Execution {
     const int64_t whole_rows = accumulations_.empty() ? 1 : Accumulation::kRows;  // of one unit, at least
     streamed_ = has_rows && !program.full_after_row() && cols_ > kReduceChunk;
     flat_ = !has_rows && cols_ == 1;
+    tile_ = std::clamp(lines(rows_ * cols_ / kTiles), kLeastTile, kTile);
     if (flat_) {
-      units_ = (rows_ + kTile - 1) / kTile;
-      pitch_ = std::min(rows_, kTile);
+      units_ = (rows_ + tile_ - 1) / tile_;
+      pitch_ = std::min(rows_, tile_);
     } else if (streamed_) {
       pieces_ = (cols_ + kReduceChunk - 1) / kReduceChunk;
       unit_rows_ = whole_rows;
@@ -130,12 +134,11 @@ class Execution {
       pitch_ = kReduceChunk;
       partial_.reset(new uint32_t[static_cast<size_t>(program.reductions() * rows_ * pieces_)]);
     } else {
-      tile_rows_ = std::clamp<int64_t>(kTile / cols_, 1, rows_);
+      tile_rows_ = std::clamp<int64_t>(tile_ / cols_, 1, rows_);
       unit_rows_ = (tile_rows_ + whole_rows - 1) / whole_rows * whole_rows;
       units_ = (rows_ + unit_rows_ - 1) / unit_rows_;
       pitch_ = tile_rows_ * cols_;
     }
-    auto lines = [](int64_t n) { return (n + kLineElements - 1) / kLineElements * kLineElements; };
     pitch_ = lines(pitch_);
     row_pitch_ = has_rows ? lines(streamed_ ? kTile : tile_rows_) : 0;
   }
@@ -147,7 +150,7 @@ class Execution {
     Frame frame(*this);
     for (int64_t unit = begin; unit < end; unit++) {
       if (flat_) {
-        const int64_t first = unit * kTile, n = std::min(kTile, rows_ - first);
+        const int64_t first = unit * tile_, n = std::min(tile_, rows_ - first);
         frame.tile(first, n, 0, 1, n, Part::all, unit);
         continue;
       }
@@ -201,7 +204,7 @@ class Execution {
     for (size_t i = 0; i < program_.accesses().size(); i++) {
       const TileAccess& a = run_.accesses[i];
       if (a.ndim != 2 || (a.stride[1] != 0 && a.stride[1] != 1)) continue;
-      if (a.size[1] < kLeastRow || a.size[1] > 2 * kTile) continue;
+      if (a.size[1] < kLeastRow || a.size[1] > kTile) continue;
       cols_ = a.size[1];
       rows_ = run_.rows / cols_;
       return;
@@ -641,7 +644,7 @@ class Execution {
   const Kernels& kernels_;
   const LaneKernels& lanes_;
   bool streamed_ = false, flat_ = false;
-  int64_t rows_, cols_, units_ = 0, pieces_ = 1, tile_rows_ = 1, unit_rows_ = 1, pitch_ = 0, row_pitch_ = 0;
+  int64_t rows_, cols_, tile_, units_ = 0, pieces_ = 1, tile_rows_ = 1, unit_rows_ = 1, pitch_ = 0, row_pitch_ = 0;
   std::unique_ptr<uint32_t[]> partial_;  // of each reduction: rows * pieces
   std::vector<Accumulation> accumulations_;
 };

@@ -74,6 +74,13 @@ ValueId TileProgram::expand(ValueId a, Extent extent) {
 }
 
 ValueId TileProgram::reduce(LaneOp op, ValueId a) {
+  // The sum of a row of zeros but for one element is that element, added to zero.
+  const auto scattered =
+      std::ranges::find_if(steps_, [&](const Step& s) { return s.kind == Step::Kind::scatter && s.out == a; });
+  if (op == LaneOp::sum && scattered != steps_.end()) {
+    const ValueId index = scattered->in[1];
+    return map(LaneOp::add, gather(a, index), constant(0));
+  }
   Step step{Step::Kind::reduce};
   step.op = op;
   step.in[0] = a;

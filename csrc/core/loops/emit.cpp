@@ -538,7 +538,12 @@ class Emitter {
     const Address m = lanes_at(k, block_, static_cast<int>(size_of(dtype)));
     const Mask mask = choose(block_);
     if (dtype == Dtype::float16) {
-      a_.store_immediate(vcvtps2ph, m, lanes, 0, mask);  // to nearest even
+      // To nearest even; of NaNs, the sign alone stays.
+      a_.v_immediate(vcmpps, kChosen, lanes, lanes, kUnordered);
+      a_.v(vmovups, 0, 0, lanes);
+      a_.v(vpandd, 0, lanes, word_at(sign_bit), kChosen, false, true);
+      a_.v(vpord, 0, 0, word_at(one_nan), kChosen, false, true);
+      a_.store_immediate(vcvtps2ph, m, 0, 0, mask);
     } else if (dtype == Dtype::bfloat16) {
       const Zmm in[3] = {lanes};
       write(LaneOp::round_bf16, recipe_of(LaneOp::round_bf16), 0, in);

@@ -63,7 +63,8 @@ inline float widen(Half v) {
   // Shift exponent and mantissa into place, then rescale; infinities and NaNs get the full exponent.
   const uint32_t magnitude = v.bits & 0x7fffu;
   const float scaled = from_bits(magnitude << 13) * from_bits(0x77800000);  // 2^112
-  const float special = from_bits(0x7f800000u | (magnitude << 13));
+  const float special =
+      from_bits(0x7f800000u | (magnitude << 13) | (magnitude > 0x7c00 ? 0x400000u : 0));  // quiet NaNs
   return std::copysign(magnitude >= 0x7c00 ? special : scaled, v.bits & 0x8000 ? -1.0f : 1.0f);
 }
 template <int E, int M, bool I>
@@ -200,9 +201,13 @@ void store(const float* __restrict from, int64_t n, char* to, int64_t stride) {
     T* p = reinterpret_cast<T*>(to);
 #ifdef __F16C__
     if constexpr (std::is_same_v<T, Half>)
-      for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i),
-                         _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+      for (; i + 8 <= n; i += 8) {
+        const __m256 f = _mm256_loadu_ps(from + i);
+        if (_mm256_movemask_ps(_mm256_cmp_ps(f, f, _CMP_UNORD_Q))) [[unlikely]]  // keeps other bits of NaNs
+          for (int64_t j = i; j < i + 8; ++j) p[j] = narrow<T>(from[j]);
+        else
+          _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i), _mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
+      }
 #endif
     for (; i < n; ++i) p[i] = narrow<T>(from[i]);
     return;
