@@ -81,6 +81,16 @@ def _facts(op: torch._ops.OpOverload) -> tuple[bool, str, bool]:
     return _C.runs_bridged(*name), _C.fusion_of(*name), op._schema.is_mutable
 
 
+def _computes_numbers(node: Node, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
+    """Whether an operator is arithmetic on float32 tensors of the host without dimensions, whose result is new."""
+    name = node.target._schema.name, node.target._schema.overload_name
+    if node.kwargs or len(node.args) > 2 or not inputs or not _C.computes_numbers(*name):
+        return False
+    if node.target._schema.is_mutable and node.users:
+        return False
+    return all(t.device.type == "cpu" and t.dim() == 0 and t.dtype == torch.float32 for t in (*inputs, *results))
+
+
 def _site(op: torch._ops.OpOverload, node: Node) -> dict[str, Any]:
     """Where an operator runs, and how."""
     inputs = tensors_of((node.args, node.kwargs))
@@ -88,6 +98,8 @@ def _site(op: torch._ops.OpOverload, node: Node) -> dict[str, Any]:
     bridged, fusion, writes = _facts(op)
     site = {"dtypes": [t.dtype for t in inputs if t.device.type == "neuron"], "writes": writes}
     neuron = {t.device.index for t in (*inputs, *results) if t.device.type == "neuron"}
+    if _computes_numbers(node, inputs, results):
+        return {**site, "fusion": "number"}
     if len(neuron) != 1 or not all(t.layout == torch.strided and not t.is_nested for t in (*inputs, *results)):
         return site
     # Tensors without dimensions may live on the host beside neuron tensors; results then are neuron tensors.
