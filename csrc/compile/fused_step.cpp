@@ -60,6 +60,9 @@ struct FusedStep::Segment::Recording {
   Key key;
   // Numbers of the host, if anything but scalars of the graph depends on them; then they are part of the key.
   std::optional<Key> fixed;
+  // What the host reads anew in each run, and which inputs hold it.
+  std::vector<std::pair<Window::Look, size_t>> looks;
+  void look(const std::vector<char*>& bases, const std::vector<char*>& memory, std::vector<uint32_t>& scalars) const;
   // Scalars of the graph that come with the run: which, and which of its numbers.
   std::vector<std::pair<uint32_t, size_t>> numbers;
   fusion::Graph graph;
@@ -119,6 +122,15 @@ bool numbers_of(const Window::Batch& batch, const std::vector<IValue>& inputs, u
 }
 
 }  // namespace
+
+void FusedStep::Segment::Recording::look(const std::vector<char*>& bases, const std::vector<char*>& memory,
+                                         std::vector<uint32_t>& scalars) const {
+  for (auto& [one, input] : looks) {
+    c10::SmallVector<char*, 2> filled;
+    for (uint16_t s : one.filled) filled.push_back(memory[s]);
+    one.again(bases[input], filled, scalars.data() + one.scalars);
+  }
+}
 
 FusedStep::Segment::Segment(c10::DeviceIndex index, const std::vector<std::unique_ptr<OperatorStep>>& steps,
                             size_t first, size_t last)
@@ -230,6 +242,11 @@ std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(
   if (!numbers_of(batch, inputs, fusion::t_host_numbers - asked, recording->numbers))
     recording->fixed = std::move(from.numbers);
 
+  for (Window::Look& look : batch.looks) {
+    const auto input = std::find(storages.begin(), storages.end(), look.from);
+    TORCH_INTERNAL_ASSERT(input != storages.end());
+    recording->looks.emplace_back(std::move(look), input - storages.begin());
+  }
   const size_t n = batch.held.size();
   std::vector<uint8_t> live(n);
   std::vector<char*> memory(n);
@@ -287,6 +304,9 @@ std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(
   };
   std::vector<Life> lives;
   for (uint16_t s : idle) lives.push_back({s, aligned(batch.held[s].bytes), 0, plan->launches.size(), 0});
+  for (auto& [look, input] : recording->looks)
+    for (uint16_t s : look.filled)
+      if (!live[s]) lives.push_back({s, aligned(batch.held[s].bytes), 0, plan->launches.size(), 0});
   for (uint16_t s : plan->temporaries) {
     Life life{s, aligned(batch.held[s].bytes), plan->launches.size(), 0, 0};
     for (size_t l = 0; l < plan->launches.size(); l++)
@@ -310,6 +330,7 @@ std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(
   if (recording->arena) arena = allocate_on(index_, recording->arena, c10::Device(kNeuron, index_));
   for (size_t i = 0; i < n; i++)
     if (recording->places[i].kind == Kind::arena) memory[i] = static_cast<char*>(arena.get()) + recording->places[i].at;
+  recording->look(from.bases, memory, recording->graph.scalars);
   fusion::run_plan(*plan, graph, graph.scalars, memory, index_);
   if (auto* o = fusion::observer())
     o->closed(fusion::Closed::compiled, fusion::facts_of(*plan, graph, batch.calls, memory));
@@ -336,6 +357,7 @@ void FusedStep::Segment::replay(Frame& frame, const Recording& recording, const 
   std::vector<uint32_t> scalars = recording.graph.scalars;
   for (auto [scalar, number] : recording.numbers)
     scalars[scalar] = *fusion::lane_of(std::bit_cast<double>(inputs.numbers[number]), Dtype::float32);
+  recording.look(inputs.bases, memory, scalars);
   fusion::run_plan(*recording.plan, recording.graph, scalars, memory, index_);
   for (size_t i = 0; i < results_.size(); i++) {
     const auto& result = recording.results[i];

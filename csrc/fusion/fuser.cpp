@@ -38,12 +38,11 @@ class Builder final : public Lowering {
     const Extent extent = extent_in(s_.group, node_, i, false);
     if (auto it = s_.values.find({operand, extent}); it != s_.values.end()) return it->second;
     const uint16_t row = s_.graph.operands[operand].row;
-    if (extent == Extent::full && s_.group.row_space != kNone && row != kNone && !s_.group.long_rows &&
+    // What repeats along the columns is one value a row.
+    if (extent == Extent::full && s_.group.row_space != kNone && row != kNone &&
         s_.graph.operands[operand].repeats == columns())
-      if (auto it = s_.values.find({row, Extent::row}); it != s_.values.end()) return it->second;
-    const Lanes v{program_.load(access(operand, extent)), !is_integer(s_.graph.place(operand).dtype)};
-    s_.values[{operand, extent}] = v;
-    return v;
+      return load(row, Extent::row);
+    return load(operand, extent);
   }
   Dtype input_dtype(int i) const override { return s_.graph.place(node_.in[i]).dtype; }
   Dtype output_dtype(int i) const override { return s_.graph.place(node_.out[i]).dtype; }
@@ -65,6 +64,12 @@ class Builder final : public Lowering {
   }
 
  private:
+  Lanes load(uint16_t operand, Extent extent) {
+    if (auto it = s_.values.find({operand, extent}); it != s_.values.end()) return it->second;
+    const Lanes v{program_.load(access(operand, extent)), !is_integer(s_.graph.place(operand).dtype)};
+    s_.values[{operand, extent}] = v;
+    return v;
+  }
   int64_t columns() const {
     const auto& g = s_.graph;
     return g.counts[g.spaces[s_.group.space].first] / g.counts[g.spaces[s_.group.row_space].first];

@@ -115,6 +115,13 @@ void Window::Recording::append(const Node& node, std::span<const uint32_t> scala
     full_ = Closed::memory;
 }
 
+void Window::Recording::looked(const c10::StorageImpl& from, std::initializer_list<const at::TensorBase*> filled,
+                               LookAgain again) {
+  Look look{&from, {}, graph_->nodes.back().first_scalar, std::move(again)};
+  for (const at::TensorBase* t : filled) look.filled.push_back(storage(*t->storage().unsafeGetStorageImpl(), false));
+  window_.open_.looks.push_back(std::move(look));
+}
+
 void Window::Recording::hosted(size_t i, const at::TensorBase& from) {
   const Node& node = graph_->nodes.back();
   window_.open_.hosted.push_back(
@@ -145,6 +152,7 @@ void Window::Batch::clear() {
   held.clear();
   calls.clear();
   hosted.clear();
+  looks.clear();
   capture = nullptr;
   draws.clear();
   bytes = 0;

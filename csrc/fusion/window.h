@@ -10,6 +10,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,6 +37,10 @@ struct Held {
   size_t bytes;
 };
 
+// Reads again what the host read when a call was recorded (labels of a loss), in memory that starts at `from`; fills
+// storages, and scalars of a node, that follow from it.
+using LookAgain = std::function<void(const char* from, std::span<char* const> filled, uint32_t* scalars)>;
+
 class Window final : public Deferred {
  public:
   Window(c10::DeviceIndex device, StreamQueue& queue) : device_(device), queue_(queue) {}
@@ -53,6 +58,8 @@ class Window final : public Deferred {
     uint16_t operand(std::span<const Place> members) { return graph_->intern(members); }
     uint16_t space(std::span<const int64_t> counts) { return graph_->intern_space(counts); }
     void append(const Node& node, std::span<const uint32_t> scalars);
+    // The last node depends on what the host read in `from`, by way of these storages and the node's scalars.
+    void looked(const c10::StorageImpl& from, std::initializer_list<const at::TensorBase*> filled, LookAgain again);
     // The last node's scalar `i` is what a tensor on the host holds.
     void hosted(size_t i, const at::TensorBase& from);
     // The last node's first four scalars are seed and offset of counters that were reserved of a generator.
@@ -85,12 +92,19 @@ class Window final : public Deferred {
     Dtype compute;  // in which its node took it
     const c10::TensorImpl* from;
   };
+  struct Look {
+    const c10::StorageImpl* from;
+    std::vector<uint16_t> filled;  // numbers of storages
+    uint32_t scalars;              // the first
+    LookAgain again;
+  };
   // What was recorded and not run.
   struct Batch {
     Graph graph;
     std::vector<Held> held;       // by storage number
     std::vector<uint32_t> calls;  // the observer's numbers of the nodes; may be shorter
     std::vector<Hosted> hosted;
+    std::vector<Look> looks;
     size_t bytes = 0;  // of storages held strongly
     size_t next_look = kMaxOrphanBytes;
     Capture* capture = nullptr;  // of the thread that recorded

@@ -73,6 +73,9 @@ def only_unpacked(node: Node) -> bool:
 # Types of the tensors that fused programs work on (dtype_of in csrc/fusion/record.cpp).
 _LANES = {torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.uint8, torch.bool}
 
+# Arguments that the host reads: which they are (csrc/fusion/nll.cpp).
+_LABELS = {torch.ops.aten.nll_loss_forward.default: 1, torch.ops.aten.nll_loss_backward.default: 2}
+
 
 @functools.cache
 def _facts(op: torch._ops.OpOverload) -> tuple[bool, str, bool]:
@@ -107,7 +110,12 @@ def _site(op: torch._ops.OpOverload, node: Node) -> dict[str, Any]:
         t.device.type != "neuron" for t in results
     ):
         return site
-    lanes = all(t.dtype in _LANES for t in (*inputs, *results) if t.device.type == "neuron")
+    labels = tensors_of(node.args[_LABELS[op] : _LABELS[op] + 1]) if op in _LABELS else []
+    lanes = all(
+        t.dtype in _LANES or any(t is label for label in labels)
+        for t in (*inputs, *results)
+        if t.device.type == "neuron"
+    )
     if fusion == "view" or (fusion == "program" and lanes):
         site["fusion"] = fusion
     return {**site, "device": neuron.pop(), "bridged": bridged}
