@@ -12,6 +12,7 @@
 
 #include "compile/executable.h"
 #include "compile/fused_step.h"
+#include "compile/number_step.h"
 
 namespace py = pybind11;
 
@@ -159,7 +160,7 @@ std::unique_ptr<OperatorStep> read_operator(const py::dict& step, const std::vec
 
 std::vector<uint32_t> slots(const py::dict& step, const char* key) { return step[key].cast<std::vector<uint32_t>>(); }
 
-std::unique_ptr<Step> read_fused(const py::dict& step) {
+std::vector<std::unique_ptr<OperatorStep>> read_inner(const py::dict& step) {
   std::vector<std::unique_ptr<OperatorStep>> inner;
   for (auto item : step["steps"].cast<py::sequence>()) {
     auto one = item.cast<py::dict>();
@@ -167,7 +168,7 @@ std::unique_ptr<Step> read_fused(const py::dict& step) {
     inner.back()->drops = slots(one, "drops");
     inner.back()->where = one["where"].cast<std::string>();
   }
-  return std::make_unique<FusedStep>(step["device"].cast<c10::DeviceIndex>(), std::move(inner));
+  return inner;
 }
 
 std::unique_ptr<Step> read_callback(const py::dict& step, const std::vector<uint32_t>& drops) {
@@ -202,7 +203,9 @@ std::unique_ptr<Step> read_step(const py::dict& step) {
     out = std::make_unique<ScalarStep>(step["name"].cast<std::string>(), read_plain_list(step["args"]),
                                        step["outs"].cast<std::vector<uint32_t>>().at(0));
   } else if (kind == "fused") {
-    out = read_fused(step);
+    out = std::make_unique<FusedStep>(step["device"].cast<c10::DeviceIndex>(), read_inner(step));
+  } else if (kind == "numbers") {
+    out = std::make_unique<NumberStep>(read_inner(step));
   } else {
     TORCH_CHECK_VALUE(kind == "python", "No step of a compiled graph is of kind '", kind, "'.");
     out = read_callback(step, drops);
@@ -263,6 +266,9 @@ void bind_compile(py::module_& m) {
       .def("__call__", torch::wrap_pybind_function(&call));
   m.def("runs_bridged", [](const std::string& name, const std::string& overload) {
     return runs_bridged(find_operator(name, overload));
+  });
+  m.def("computes_numbers", [](const std::string& name, const std::string& overload) {
+    return computes_numbers(find_operator(name, overload));
   });
   m.def("scalar_functions", &scalar_functions);
   m.def("fusion_of", [](const std::string& name, const std::string& overload) {

@@ -18,6 +18,17 @@ bool transformed() {
 
 }  // namespace
 
+void run_step(const Step& step, Frame& frame) {
+  try {
+    step.run(frame);
+  } catch (c10::Error& error) {
+    error.add_context(step.where);
+    throw;
+  }
+  frame.stack.clear();
+  for (uint32_t slot : step.drops) frame.drop(slot);
+}
+
 Executable::Executable(size_t inputs, size_t slots, std::vector<std::pair<uint32_t, at::Tensor>> constants,
                        std::vector<std::unique_ptr<Step>> steps, std::vector<Operand> outputs)
     : inputs_(inputs),
@@ -34,16 +45,7 @@ std::vector<IValue> Executable::run(std::vector<IValue> inputs, bool watched) co
   for (size_t i = 0; i < inputs.size(); i++) frame.set(i, std::move(inputs[i]));
   inputs.clear();
   for (auto& [slot, tensor] : constants_) frame.set(slot, tensor);
-  for (auto& step : steps_) {
-    try {
-      step->run(frame);
-    } catch (c10::Error& error) {
-      error.add_context(step->where);
-      throw;
-    }
-    frame.stack.clear();
-    for (uint32_t slot : step->drops) frame.drop(slot);
-  }
+  for (auto& step : steps_) run_step(*step, frame);
   std::vector<IValue> out;
   out.reserve(outputs_.size());
   for (auto& output : outputs_) out.push_back(output.get(frame, /*host=*/false));

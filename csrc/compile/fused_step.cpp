@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <list>
+#include <unordered_map>
 
 #include "aten/factories.h"
 #include "fusion/cache.h"
@@ -33,10 +34,16 @@ class FusedStep::Segment {
  private:
   struct Recording;
   using Key = std::vector<int64_t>;
-  void make_key(Frame& frame, Key& key, std::vector<char*>& bases) const;
+  // What a run was called with.
+  struct Inputs {
+    Key key;                   // geometry
+    Key numbers;               // of tensors on the host, as bits of a double
+    std::vector<char*> bases;  // memory of each input; null for what is no tensor of the device
+  };
+  Inputs look_at(Frame& frame) const;
   // Null if another thread closed the window meanwhile: the operators have run all the same.
-  std::shared_ptr<const Recording> record(Frame& frame, Key key, std::set<size_t>& alone) const;
-  void replay(Frame& frame, const Recording& recording, const std::vector<char*>& bases) const;
+  std::shared_ptr<const Recording> record(Frame& frame, Inputs inputs, std::set<size_t>& alone) const;
+  void replay(Frame& frame, const Recording& recording, const Inputs& inputs) const;
 
   c10::DeviceIndex index_;
   const std::vector<std::unique_ptr<OperatorStep>>& steps_;
@@ -51,6 +58,13 @@ class FusedStep::Segment {
 // Without a plan: this geometry is run operator by operator.
 struct FusedStep::Segment::Recording {
   Key key;
+  // Numbers of the host, if anything but scalars of the graph depends on them; then they are part of the key.
+  std::optional<Key> fixed;
+  // What the host reads anew in each run, and which inputs hold it.
+  std::vector<std::pair<Window::Look, size_t>> looks;
+  void look(const std::vector<char*>& bases, const std::vector<char*>& memory, std::vector<uint32_t>& scalars) const;
+  // Scalars of the graph that come with the run: which, and which of its numbers.
+  std::vector<std::pair<uint32_t, size_t>> numbers;
   fusion::Graph graph;
   std::shared_ptr<const fusion::Plan> plan;
 
@@ -88,18 +102,35 @@ bool contains(const std::vector<uint32_t>& slots, uint32_t slot) {
   return std::find(slots.begin(), slots.end(), slot) != slots.end();
 }
 
-void run_step(const OperatorStep& step, Frame& frame) {
-  try {
-    step.run(frame);
-  } catch (c10::Error& error) {
-    error.add_context(step.where);
-    throw;
+// Tells which scalars of a batch are which of the inputs' numbers. False if something else may depend on a number: it
+// was asked for more often than it became a scalar, or as an integer, which not every type holds.
+bool numbers_of(const Window::Batch& batch, const std::vector<IValue>& inputs, uint64_t asked,
+                std::vector<std::pair<uint32_t, size_t>>& numbers) {
+  if (asked != batch.hosted.size()) return false;
+  std::unordered_map<const c10::TensorImpl*, size_t> known;
+  for (const IValue& input : inputs)
+    if (input.isTensor() && input.toTensor().defined() && fusion::host_number(input.toTensor()) &&
+        !known.emplace(input.toTensor().unsafeGetTensorImpl(), known.size()).second)
+      return false;  // another run's two inputs need not be one tensor
+  for (const auto& hosted : batch.hosted) {
+    const auto it = known.find(hosted.from);
+    if (it == known.end()) continue;  // a number of the graph, or of the key
+    if (is_integer(hosted.compute)) return false;
+    numbers.emplace_back(hosted.scalar, it->second);
   }
-  frame.stack.clear();
-  for (uint32_t slot : step.drops) frame.drop(slot);
+  return true;
 }
 
 }  // namespace
+
+void FusedStep::Segment::Recording::look(const std::vector<char*>& bases, const std::vector<char*>& memory,
+                                         std::vector<uint32_t>& scalars) const {
+  for (auto& [one, input] : looks) {
+    c10::SmallVector<char*, 2> filled;
+    for (uint16_t s : one.filled) filled.push_back(memory[s]);
+    one.again(bases[input], filled, scalars.data() + one.scalars);
+  }
+}
 
 FusedStep::Segment::Segment(c10::DeviceIndex index, const std::vector<std::unique_ptr<OperatorStep>>& steps,
                             size_t first, size_t last)
@@ -117,7 +148,9 @@ FusedStep::Segment::Segment(c10::DeviceIndex index, const std::vector<std::uniqu
     for (uint32_t slot : steps[i]->drops) std::erase(results_, slot);
 }
 
-void FusedStep::Segment::make_key(Frame& frame, Key& key, std::vector<char*>& bases) const {
+FusedStep::Segment::Inputs FusedStep::Segment::look_at(Frame& frame) const {
+  Inputs inputs;
+  auto& [key, numbers, bases] = inputs;
   for (size_t i = 0; i < inputs_.size(); i++) {
     const IValue& value = frame.any(inputs_[i]);
     bases.push_back(nullptr);
@@ -132,9 +165,9 @@ void FusedStep::Segment::make_key(Frame& frame, Key& key, std::vector<char*>& ba
     if (!frame.is_device(inputs_[i])) {
       // A tensor on the host without dimensions: a number.
       const auto number = fusion::host_number(t);
-      const bool whole = number && !number->isFloatingPoint();
-      key.push_back(!number ? -1 : whole ? number->toLong() : std::bit_cast<int64_t>(number->toDouble()));
-      key.push_back(number.has_value() * 4 + whole * 2 + t.unsafeGetTensorImpl()->is_wrapped_number());
+      key.push_back(static_cast<int64_t>(t.scalar_type()));
+      key.push_back(number.has_value() * 2 + t.unsafeGetTensorImpl()->is_wrapped_number());
+      if (number) numbers.push_back(std::bit_cast<int64_t>(number->toDouble()));
       continue;
     }
     c10::StorageImpl& storage = *t.storage().unsafeGetStorageImpl();
@@ -146,31 +179,30 @@ void FusedStep::Segment::make_key(Frame& frame, Key& key, std::vector<char*>& ba
     key.insert(key.end(), t.sizes().begin(), t.sizes().end());
     key.insert(key.end(), t.strides().begin(), t.strides().end());
   }
+  return inputs;
 }
 
 void FusedStep::Segment::run(Frame& frame, std::set<size_t>& alone) {
   if (last_ - first_ == 1 && counters_.empty()) return run_step(*steps_[first_], frame);
-  Key key;
-  std::vector<char*> bases;
-  make_key(frame, key, bases);
+  Inputs inputs = look_at(frame);
   std::shared_ptr<const Recording> known;
   {
     std::lock_guard lock(mutex_);
     for (auto it = recordings_.begin(); it != recordings_.end(); ++it)
-      if ((*it)->key == key) {
+      if ((*it)->key == inputs.key && (!(*it)->fixed || *(*it)->fixed == inputs.numbers)) {
         known = *it;
         if (it != recordings_.begin()) recordings_.splice(recordings_.begin(), recordings_, it);
         break;
       }
   }
   if (!known) {
-    known = record(frame, std::move(key), alone);
+    known = record(frame, std::move(inputs), alone);
     if (!known) return;
     std::lock_guard lock(mutex_);
     recordings_.push_front(std::move(known));
     if (recordings_.size() > kRecordings) recordings_.pop_back();
   } else if (known->plan) {
-    replay(frame, *known, bases);
+    replay(frame, *known, inputs);
     for (size_t i = first_; i < last_; i++)
       for (uint32_t slot : steps_[i]->drops) frame.drop(slot);
   } else {
@@ -178,10 +210,10 @@ void FusedStep::Segment::run(Frame& frame, std::set<size_t>& alone) {
   }
 }
 
-std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(Frame& frame, Key key,
+std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(Frame& frame, Inputs from,
                                                                                 std::set<size_t>& alone) const {
   auto recording = std::make_shared<Recording>();
-  recording->key = std::move(key);
+  recording->key = std::move(from.key);
   // Inputs stay known until the storages of the recording are told apart.
   std::vector<IValue> inputs;
   std::vector<c10::StorageImpl*> storages;
@@ -191,7 +223,7 @@ std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(
     storages.push_back(device ? inputs.back().toTensor().storage().unsafeGetStorageImpl() : nullptr);
   }
   Window& window = Window::current(index_);
-  const uint64_t closed = window.times_closed(), calls = t_library_calls;
+  const uint64_t closed = window.times_closed(), calls = t_library_calls, asked = fusion::t_host_numbers;
   for (size_t i = first_; i < last_; i++) {
     const uint64_t before = t_library_calls;
     run_step(*steps_[i], frame);
@@ -207,7 +239,14 @@ std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(
   if (calls != t_library_calls) return recording;
   Window::Batch batch;
   if (!window.take(closed, batch)) return nullptr;
+  if (!numbers_of(batch, inputs, fusion::t_host_numbers - asked, recording->numbers))
+    recording->fixed = std::move(from.numbers);
 
+  for (Window::Look& look : batch.looks) {
+    const auto input = std::find(storages.begin(), storages.end(), look.from);
+    TORCH_INTERNAL_ASSERT(input != storages.end());
+    recording->looks.emplace_back(std::move(look), input - storages.begin());
+  }
   const size_t n = batch.held.size();
   std::vector<uint8_t> live(n);
   std::vector<char*> memory(n);
@@ -265,6 +304,9 @@ std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(
   };
   std::vector<Life> lives;
   for (uint16_t s : idle) lives.push_back({s, aligned(batch.held[s].bytes), 0, plan->launches.size(), 0});
+  for (auto& [look, input] : recording->looks)
+    for (uint16_t s : look.filled)
+      if (!live[s]) lives.push_back({s, aligned(batch.held[s].bytes), 0, plan->launches.size(), 0});
   for (uint16_t s : plan->temporaries) {
     Life life{s, aligned(batch.held[s].bytes), plan->launches.size(), 0, 0};
     for (size_t l = 0; l < plan->launches.size(); l++)
@@ -288,14 +330,15 @@ std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(
   if (recording->arena) arena = allocate_on(index_, recording->arena, c10::Device(kNeuron, index_));
   for (size_t i = 0; i < n; i++)
     if (recording->places[i].kind == Kind::arena) memory[i] = static_cast<char*>(arena.get()) + recording->places[i].at;
-  fusion::run_plan(*plan, graph, memory, index_);
+  recording->look(from.bases, memory, recording->graph.scalars);
+  fusion::run_plan(*plan, graph, graph.scalars, memory, index_);
   if (auto* o = fusion::observer())
     o->closed(fusion::Closed::compiled, fusion::facts_of(*plan, graph, batch.calls, memory));
   recording->plan = std::move(plan);
   return recording;
 }
 
-void FusedStep::Segment::replay(Frame& frame, const Recording& recording, const std::vector<char*>& bases) const {
+void FusedStep::Segment::replay(Frame& frame, const Recording& recording, const Inputs& inputs) const {
   using Kind = Recording::Place::Kind;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> fresh;
   fresh.reserve(recording.fresh.size());
@@ -305,13 +348,17 @@ void FusedStep::Segment::replay(Frame& frame, const Recording& recording, const 
   std::vector<char*> memory(recording.places.size());
   for (size_t i = 0; i < memory.size(); i++) {
     const auto& place = recording.places[i];
-    if (place.kind == Kind::input) memory[i] = bases[place.at];
+    if (place.kind == Kind::input) memory[i] = inputs.bases[place.at];
     if (place.kind == Kind::fresh) memory[i] = static_cast<char*>(fresh[place.at]->mutable_data());
     if (place.kind == Kind::arena) memory[i] = static_cast<char*>(arena.get()) + place.at;
   }
   const DtypeUse plain;
   for (OpCounter* c : counters_) account(*c, plain);
-  fusion::run_plan(*recording.plan, recording.graph, memory, index_);
+  std::vector<uint32_t> scalars = recording.graph.scalars;
+  for (auto [scalar, number] : recording.numbers)
+    scalars[scalar] = *fusion::lane_of(std::bit_cast<double>(inputs.numbers[number]), Dtype::float32);
+  recording.look(inputs.bases, memory, scalars);
+  fusion::run_plan(*recording.plan, recording.graph, scalars, memory, index_);
   for (size_t i = 0; i < results_.size(); i++) {
     const auto& result = recording.results[i];
     if (!result.tensor) {

@@ -6,7 +6,10 @@
 // same geometry look at no operator: they allocate the results and run the programs. So there is one statement of what
 // fuses and how, the recorder's, and compiled code has eager code's bits.
 //
-// Geometry is sizes, strides, offsets, which inputs share a storage, and numbers: whatever a recording depends on.
+// Geometry is sizes, strides, offsets, and which inputs share a storage: whatever a recording depends on. Numbers that
+// the graph takes as constants are part of it; those of tensors on the host (bias corrections of an optimizer) come
+// with each run, unless the recorder did more with one than to hand it on to the program. What the host reads in a
+// tensor (labels of a loss) it reads again in each run.
 //
 // Whether an operator is fusible depends on its tensors (a sum over dims in the middle is not). One that was seen to
 // run at once stands by itself from then on, and the operators around it are recorded as two segments.

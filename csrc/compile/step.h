@@ -34,6 +34,9 @@ struct Step {
   std::string where;            // the operator and the user's line, for errors
 };
 
+// Runs a step, and drops what nobody needs after it.
+void run_step(const Step& step, Frame& frame);
+
 // One operator. `outs`: the slot of each result; a list of tensors counts as its elements.
 class OperatorStep final : public Step {
  public:

@@ -38,12 +38,11 @@ class Builder final : public Lowering {
     const Extent extent = extent_in(s_.group, node_, i, false);
     if (auto it = s_.values.find({operand, extent}); it != s_.values.end()) return it->second;
     const uint16_t row = s_.graph.operands[operand].row;
-    if (extent == Extent::full && s_.group.row_space != kNone && row != kNone && !s_.group.long_rows &&
+    // What repeats along the columns is one value a row.
+    if (extent == Extent::full && s_.group.row_space != kNone && row != kNone &&
         s_.graph.operands[operand].repeats == columns())
-      if (auto it = s_.values.find({row, Extent::row}); it != s_.values.end()) return it->second;
-    const Lanes v{program_.load(access(operand, extent)), !is_integer(s_.graph.place(operand).dtype)};
-    s_.values[{operand, extent}] = v;
-    return v;
+      return load(row, Extent::row);
+    return load(operand, extent);
   }
   Dtype input_dtype(int i) const override { return s_.graph.place(node_.in[i]).dtype; }
   Dtype output_dtype(int i) const override { return s_.graph.place(node_.out[i]).dtype; }
@@ -65,6 +64,12 @@ class Builder final : public Lowering {
   }
 
  private:
+  Lanes load(uint16_t operand, Extent extent) {
+    if (auto it = s_.values.find({operand, extent}); it != s_.values.end()) return it->second;
+    const Lanes v{program_.load(access(operand, extent)), !is_integer(s_.graph.place(operand).dtype)};
+    s_.values[{operand, extent}] = v;
+    return v;
+  }
   int64_t columns() const {
     const auto& g = s_.graph;
     return g.counts[g.spaces[s_.group.space].first] / g.counts[g.spaces[s_.group.row_space].first];
@@ -144,16 +149,16 @@ Plan fuse(const Graph& graph, const std::vector<uint8_t>& live) {
   return plan;
 }
 
-void execute(const Plan& plan, const Graph& graph, std::span<char* const> memory, const TileParallel& parallel,
-             const std::function<void(const Launch&, bool before)>& launched) {
+void execute(const Plan& plan, const Graph& graph, std::span<const uint32_t> numbers, std::span<char* const> memory,
+             const TileParallel& parallel, const std::function<void(const Launch&, bool before)>& launched) {
   thread_local std::vector<TileAccess> accesses;
   thread_local std::vector<uint32_t> scalars;
   thread_local std::vector<TileRun> runs;
   for (const Launch& launch : plan.launches) {
     const Space& space = graph.spaces[launch.space];
-    const size_t per_member = launch.operands.size(), numbers = launch.numbers.size();
+    const size_t per_member = launch.operands.size(), per_run = launch.numbers.size();
     accesses.resize(per_member * space.members);
-    scalars.resize(numbers * space.members + 1);
+    scalars.resize(per_run * space.members + 1);
     runs.resize(space.members);
     for (size_t m = 0; m < space.members; m++) {
       for (size_t i = 0; i < per_member; i++) {
@@ -164,17 +169,17 @@ void execute(const Plan& plan, const Graph& graph, std::span<char* const> memory
         std::copy(p.size, p.size + p.ndim, a.size);
         std::copy(p.stride, p.stride + p.ndim, a.stride);
       }
-      for (size_t i = 0; i < numbers; i++) {
+      for (size_t i = 0; i < per_run; i++) {
         const auto [n, position] = launch.numbers[i];
         const Node& node = graph.nodes[n];
-        scalars[m * numbers + i] = graph.scalars[node.first_scalar + m * node.scalars + position];
+        scalars[m * per_run + i] = numbers[node.first_scalar + m * node.scalars + position];
       }
       TileRun& run = runs[m];
       const int64_t count = graph.counts[space.first + m];
       run.rows = launch.row_space == kNone ? count : graph.counts[graph.spaces[launch.row_space].first + m];
       run.cols = launch.row_space == kNone ? 1 : count / run.rows;
       run.accesses = accesses.data() + m * per_member;
-      run.scalars = scalars.data() + m * numbers;
+      run.scalars = scalars.data() + m * per_run;
     }
     if (launched) launched(launch, true);
     run(launch.program, runs, parallel);

@@ -28,11 +28,11 @@ struct Plan {
 // `live[s]`: somebody will look at storage s afterwards.
 Plan fuse(const Graph& graph, const std::vector<uint8_t>& live);
 
-// Runs a plan of this graph, or of one with an equal signature and liveness. `memory[s]`: address of storage s; of
-// temporaries, memory for as long as the call lasts; of dead storages, anything. `launched` is called around each
-// program (before: true).
-void execute(const Plan& plan, const Graph& graph, std::span<char* const> memory, const TileParallel& parallel,
-             const std::function<void(const Launch&, bool before)>& launched = {});
+// Runs a plan of this graph, or of one with an equal signature and liveness. `scalars`: the graph's, or others in their
+// places. `memory[s]`: address of storage s; of temporaries, memory for as long as the call lasts; of dead storages,
+// anything. `launched` is called around each program (before: true).
+void execute(const Plan& plan, const Graph& graph, std::span<const uint32_t> scalars, std::span<char* const> memory,
+             const TileParallel& parallel, const std::function<void(const Launch&, bool before)>& launched = {});
 
 // A plan in readable form, for logs.
 std::string describe(const Plan& plan, const Graph& graph);

@@ -2,8 +2,8 @@
 //
 // Rule: labels. The host looks at the labels when the operator is called: one that is no class raises there, as
 // PyTorch's CPU kernel does, and programs read them as columns in int32, -1 for those to ignore. Nothing that is
-// pending runs for that, unless it writes the labels. While a graph is captured the operators are library operators: a
-// replay must look at its own labels.
+// pending runs for that, unless it writes the labels. Who runs a recording again looks again. While a graph is captured
+// the operators are library operators: a replay must look at its own labels.
 //
 // Reason: programs have no 64-bit integers, and an error that comes later than its call cannot be caught where it is
 // made.
@@ -77,42 +77,78 @@ bool fusible(const Tensor& self, const Tensor& target, const std::optional<Tenso
          self.size(1) <= INT32_MAX && !current_capture();
 }
 
+// Where labels lie, and which there are.
 struct Labels {
-  Tensor columns;
-  int64_t counted = 0;
-};
-Labels labels_of(const Tensor& target, int64_t classes, int64_t ignore_index) {
-  const c10::DeviceIndex index = target.device().index();
-  // Who records operators to run what they recorded again must call this one each time.
-  t_library_calls++;
-  Window::current(index).settle(*target.storage().unsafeGetStorageImpl());
-  const int64_t n = target.size(0), stride = target.stride(0);
-  const auto type = c10::scalarTypeToTypeMeta(at::kInt);
-  Labels labels{uninitialised(static_cast<size_t>(n) * type.itemsize(), type, index)};
-  labels.columns.unsafeGetTensorImpl()->set_sizes_contiguous(n);
-  const auto* from = target.const_data_ptr<int64_t>();
-  auto* to = labels.columns.mutable_data_ptr<int32_t>();
-  for (int64_t i = 0; i < n; i++) {
-    const int64_t label = from[i * stride];
-    to[i] = -1;
-    if (label == ignore_index) continue;
-    TORCH_CHECK_INDEX(label >= 0 && label < classes, "Target ", label, " is out of bounds.");
-    to[i] = static_cast<int32_t>(label);
-    labels.counted++;
+  int64_t offset, count, stride, classes, ignored;
+  // Writes the columns; returns how many labels count. `storage`: the first byte of their storage.
+  int64_t read(const char* storage, int32_t* columns) const {
+    const int64_t* from = reinterpret_cast<const int64_t*>(storage) + offset;
+    int64_t counted = 0;
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t label = from[i * stride];
+      columns[i] = -1;
+      if (label == ignored) continue;
+      TORCH_CHECK_INDEX(label >= 0 && label < classes, "Target ", label, " is out of bounds.");
+      columns[i] = static_cast<int32_t>(label);
+      counted++;
+    }
+    return counted;
   }
-  return labels;
-}
+};
 
-// A number as a tensor.
-Tensor total_weight_of(double value, const Tensor& like) {
-  Tensor t = uninitialised(like.itemsize(), like.dtype(), like.device().index());
-  t.unsafeGetTensorImpl()->set_sizes_contiguous({});
-  void* p = t.mutable_data_ptr();
-  if (like.scalar_type() == at::kFloat) *static_cast<float*>(p) = static_cast<float>(value);
-  if (like.scalar_type() == at::kBFloat16) *static_cast<c10::BFloat16*>(p) = static_cast<float>(value);
-  if (like.scalar_type() == at::kHalf) *static_cast<c10::Half*>(p) = static_cast<float>(value);
+Tensor new_tensor(at::IntArrayRef sizes, c10::ScalarType scalar_type, c10::DeviceIndex index) {
+  const auto type = c10::scalarTypeToTypeMeta(scalar_type);
+  Tensor t = uninitialised(static_cast<size_t>(c10::multiply_integers(sizes)) * type.itemsize(), type, index);
+  t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return t;
 }
+
+void write(double value, c10::ScalarType type, void* p) {
+  if (type == at::kFloat) *static_cast<float*>(p) = static_cast<float>(value);
+  if (type == at::kBFloat16) *static_cast<c10::BFloat16*>(p) = static_cast<float>(value);
+  if (type == at::kHalf) *static_cast<c10::Half*>(p) = static_cast<float>(value);
+}
+
+// What the host reads of labels, now and whenever what is recorded runs again.
+class Look {
+ public:
+  Look(const Tensor& target, int64_t classes, int64_t ignored)
+      : from_(*target.storage().unsafeGetStorageImpl()),
+        labels_{target.storage_offset(), target.size(0), target.stride(0), classes, ignored},
+        columns_(new_tensor(target.sizes(), at::kInt, target.device().index())) {
+    Window::current(target.device().index()).settle(from_);
+    counted_ = labels_.read(static_cast<const char*>(from_.data()), columns_.mutable_data_ptr<int32_t>());
+  }
+  const Tensor& columns() const { return columns_; }
+  int64_t counted() const { return counted_; }
+
+  void tell(RowsCall& call) const {
+    call.tell([this](Window::Recording& recording) {
+      recording.looked(from_, {&columns_}, [labels = labels_](const char* from, auto filled, uint32_t*) {
+        labels.read(from, reinterpret_cast<int32_t*>(filled[0]));
+      });
+    });
+  }
+  // For a call that writes the loss besides. `mean`: the call's number is how many labels count. Otherwise, and if
+  // losses are not reduced, no weight is asked for.
+  void tell(RowsCall& call, const Tensor& total_weight, bool reduced, bool mean) const {
+    const auto type = total_weight.scalar_type();
+    call.tell([=, this](Window::Recording& recording) {
+      recording.looked(
+          from_, {&columns_, &total_weight}, [=, labels = labels_](const char* from, auto filled, uint32_t* scalars) {
+            const auto counted = static_cast<float>(labels.read(from, reinterpret_cast<int32_t*>(filled[0])));
+            write(reduced ? counted : 0, type, filled[1]);
+            if (mean) *scalars = lane(counted);
+          });
+    });
+  }
+
+ private:
+  c10::StorageImpl& from_;
+  Labels labels_;
+  Tensor columns_;
+  int64_t counted_;
+};
 
 std::tuple<Tensor, Tensor> nll_loss_forward(const Tensor& self, const Tensor& target,
                                             const std::optional<Tensor>& weight, int64_t reduction,
@@ -123,18 +159,22 @@ std::tuple<Tensor, Tensor> nll_loss_forward(const Tensor& self, const Tensor& ta
     RowsCall rows(r_nll, counter_of<Op>(), self.sizes(), kDims);
     if (rows.columns_are_fast(self) && rows.full(self)) {
       const bool none = reduction == at::Reduction::None, by_mean = reduction == at::Reduction::Mean;
-      const Labels labels = labels_of(target, self.size(1), *ignored);
-      rows.labels(labels.columns);
+      const Look look(target, self.size(1), *ignored);
+      const Tensor total_weight = new_tensor({}, self.scalar_type(), self.device().index());
+      write(none ? 0 : static_cast<double>(look.counted()), self.scalar_type(), total_weight.mutable_data_ptr());
+      rows.labels(look.columns());
       const Tensor losses = rows.row_result(none ? self.scalar_type() : at::kFloat, target.sizes());
+      if (none) look.tell(rows, total_weight, false, false);
       rows.record();
-      if (none) return {losses, total_weight_of(0, self)};
+      if (none) return {losses, total_weight};
       constexpr bool kAll[1] = {true};
       RowsCall all(by_mean ? r_mean : r_sum, counter_of<Op>(), losses.sizes(), kAll);
       all.full(losses);
-      if (by_mean) all.number(static_cast<float>(labels.counted));
+      if (by_mean) all.number(static_cast<float>(look.counted()));
       Tensor out = all.row_result(self.scalar_type(), {});
+      look.tell(all, total_weight, true, by_mean);
       all.record(false);
-      return {out, total_weight_of(static_cast<double>(labels.counted), self)};
+      return {out, total_weight};
     }
   }
   return library<Op>(self, target, weight, reduction, std::move(ignore_index));
@@ -152,8 +192,9 @@ Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& t
                                                        : grad.dim() == 0 && call.single(grad);
     if (fits && (!by_mean || (total_weight.dtype() == self.dtype() && usable(total_weight) &&
                               total_weight.device() == self.device() && total_weight.numel() == 1))) {
-      const Labels labels = labels_of(target, self.size(1), *ignored);
-      call.labels(labels.columns);
+      const Look look(target, self.size(1), *ignored);
+      call.labels(look.columns());
+      look.tell(call);
       if (by_mean) call.single(total_weight);
       Tensor out = call.full_result(self.scalar_type(), self.sizes());
       call.record();

@@ -54,6 +54,7 @@ std::optional<c10::Scalar> host_number(const Tensor& t) {
   if (!t.device().is_cpu() || t.dim() != 0 || t.layout() != c10::kStrided || t.is_conj() || t.is_neg() ||
       t._is_zerotensor())
     return std::nullopt;
+  t_host_numbers++;
   const void* p = t.const_data_ptr();
   switch (t.scalar_type()) {
     case c10::ScalarType::Double:
@@ -187,6 +188,7 @@ bool record_pointwise(const Call& call, Tensor& out) {
   }
   node.space = recording.space({&layout.elements, 1});
   recording.append(node, {call.scalars.data(), call.scalars.size()});
+  for (size_t i = 0; i < call.hosted.size(); i++) recording.hosted(i, *call.hosted[i]);
   if (call.generator) recording.draws(*call.generator, call.counters);
   recording.finish();
   return true;

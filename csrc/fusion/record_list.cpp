@@ -15,6 +15,7 @@ void ListCall::list(at::TensorList tensors, bool written, bool read) {
     if (values.size() == tensors.size()) {
       host_arguments_ |= static_cast<uint8_t>(1u << (lists_.size() + host_.size()));
       host_.push_back(std::move(values));
+      hosted_.push_back(tensors);
       return;
     }
   }
@@ -167,6 +168,9 @@ bool ListCall::record(OpCounter& counter, std::vector<Tensor>* results) {
         [&](size_t m) -> const Tensor& { return writes ? written_[static_cast<size_t>(i)][m] : made[m]; }, true, 1);
   node.space = recording.space(counts);
   recording.append(node, scalars);
+  for (size_t i = 0; i < hosted_.size(); i++)
+    for (size_t m = 0; m < members; m++)
+      recording.hosted(m * node.scalars + i, hosted_[i][hosted_[i].size() == 1 ? 0 : m]);
   recording.finish();
   if (results) *results = std::move(made);
   return true;

@@ -31,6 +31,7 @@ class ListCall {
   c10::SmallVector<at::TensorList, 4> written_;
   c10::SmallVector<std::vector<c10::Scalar>, 2> numbers_;
   c10::SmallVector<std::vector<c10::Scalar>, 2> host_;  // of tensor arguments that are numbers on the host
+  c10::SmallVector<at::TensorList, 2> hosted_;          // those arguments
   uint8_t host_arguments_ = 0;                          // which they are: bit i for argument i
 };
 

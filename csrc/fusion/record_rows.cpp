@@ -7,7 +7,6 @@
 #include "record_rows.h"
 
 #include "aten/factories.h"
-#include "window.h"
 
 namespace neuron::fusion {
 
@@ -161,6 +160,7 @@ void RowsCall::record(bool counted) {
   node.space = recording.space({&elements, 1});
   node.row_space = recording.space({&rows_, 1});
   recording.append(node, {scalars_.data(), scalars_.size()});
+  if (more_) more_(recording);
   recording.finish();
 }
 

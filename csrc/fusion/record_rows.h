@@ -4,6 +4,7 @@
 
 #include "layout.h"
 #include "record.h"
+#include "window.h"
 
 namespace neuron::fusion {
 
@@ -36,6 +37,8 @@ class RowsCall {
   bool columns_are_fast(const Tensor& t) const;
   // Whether each row of `t` is one run in memory.
   bool rows_are_runs(const Tensor& t) const;
+  // What the node depends on besides: told to the window when it is recorded.
+  void tell(std::function<void(Window::Recording&)> more) { more_ = std::move(more); }
   // `counted`: the node is the first of its call.
   void record(bool counted = true);
 
@@ -53,6 +56,7 @@ class RowsCall {
   c10::SmallVector<Tensor, 3> results_;
   Place in_[kMaxInputs], out_[kMaxOutputs];
   c10::SmallVector<uint32_t, 4> scalars_;
+  std::function<void(Window::Recording&)> more_;
 };
 
 }  // namespace neuron::fusion

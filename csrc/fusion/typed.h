@@ -27,6 +27,7 @@ class Arguments {
     good_ = good_ && value && (row_->overwrites || !(row_->raw >> position & 1));
     if (!good_) return;
     numbers_ |= static_cast<uint8_t>(1u << position);
+    hosted_.push_back(&t);
     numbers_values_.push_back(*value);
     if (!(row_->raw >> position & 1)) promote(t);
   }
@@ -69,6 +70,7 @@ class Arguments {
       }
     if (!(row->types & kind) || (row->divides && kind == kInts && !divisor_is_good())) return false;
     Call call{*row, counter, type, row_->to_bool ? c10::ScalarType::Bool : type, std::move(inputs_), {}, numbers_};
+    call.hosted = std::move(hosted_);
     for (const c10::Scalar& s : numbers_values_)
       if (!push(call, s, *compute)) return false;
     for (size_t i = 0; i < scalars_.size(); i++)
@@ -113,6 +115,7 @@ class Arguments {
 
   const Row* row_;
   c10::SmallVector<const Tensor*, 4> inputs_;
+  c10::SmallVector<const Tensor*, 2> hosted_;  // on the host: numbers
   c10::SmallVector<c10::Scalar, 2> numbers_values_, scalars_;
   uint8_t numbers_ = 0;
   uint32_t unlimited_ = 0;

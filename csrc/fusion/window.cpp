@@ -115,6 +115,19 @@ void Window::Recording::append(const Node& node, std::span<const uint32_t> scala
     full_ = Closed::memory;
 }
 
+void Window::Recording::looked(const c10::StorageImpl& from, std::initializer_list<const at::TensorBase*> filled,
+                               LookAgain again) {
+  Look look{&from, {}, graph_->nodes.back().first_scalar, std::move(again)};
+  for (const at::TensorBase* t : filled) look.filled.push_back(storage(*t->storage().unsafeGetStorageImpl(), false));
+  window_.open_.looks.push_back(std::move(look));
+}
+
+void Window::Recording::hosted(size_t i, const at::TensorBase& from) {
+  const Node& node = graph_->nodes.back();
+  window_.open_.hosted.push_back(
+      {node.first_scalar + static_cast<uint32_t>(i), node.compute, from.unsafeGetTensorImpl()});
+}
+
 void Window::Recording::draws(NeuronGenerator& generator, uint64_t counters) {
   if (C10_LIKELY(!window_.open_.capture)) return;
   window_.open_.draws.push_back(
@@ -138,6 +151,8 @@ void Window::Batch::clear() {
   graph.clear();
   held.clear();
   calls.clear();
+  hosted.clear();
+  looks.clear();
   capture = nullptr;
   draws.clear();
   bytes = 0;
@@ -246,7 +261,7 @@ std::vector<ProgramFacts> Window::run(Batch& batch) {
   if (C10_UNLIKELY(batch.capture != nullptr))
     capture(batch, plan, std::move(memory), std::move(temporaries));
   else
-    run_plan(*plan, batch.graph, memory, device_);
+    run_plan(*plan, batch.graph, batch.graph.scalars, memory, device_);
   return facts;
 }
 
@@ -270,14 +285,16 @@ std::vector<uint16_t> keep_idle_results(const Graph& graph, std::vector<uint8_t>
   return kept;
 }
 
-void run_plan(const Plan& plan, const Graph& graph, std::span<char* const> memory, c10::DeviceIndex device) {
+void run_plan(const Plan& plan, const Graph& graph, std::span<const uint32_t> scalars, std::span<char* const> memory,
+              c10::DeviceIndex device) {
   count(g_stats.programs_run, plan.launches.size());
   count(g_stats.ops_fused, plan.fused);
   count(g_stats.stores_elided, plan.stores_elided);
   if (C10_UNLIKELY(log_enabled())) write_log(describe(plan, graph));
-  if (C10_LIKELY(!profiling.load(std::memory_order_relaxed))) return execute(plan, graph, memory, parallel_for());
+  if (C10_LIKELY(!profiling.load(std::memory_order_relaxed)))
+    return execute(plan, graph, scalars, memory, parallel_for());
   int64_t start = 0;
-  execute(plan, graph, memory, parallel_for(), [&](const Launch& launch, bool before) {
+  execute(plan, graph, scalars, memory, parallel_for(), [&](const Launch& launch, bool before) {
     if (before)
       start = profiler_time_ns();
     else
@@ -307,7 +324,7 @@ void Window::capture(const Batch& batch, std::shared_ptr<const Plan> plan, std::
                             *words++ = static_cast<uint32_t>(word >> 32);
                           }
                         }
-                        execute(*plan, graph, memory, parallel_for());
+                        execute(*plan, graph, graph.scalars, memory, parallel_for());
                       });
 }
 

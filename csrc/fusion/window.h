@@ -5,10 +5,12 @@
 // switch of streams, collective and export does), when another thread records, and at the caps of limits.h.
 #pragma once
 
+#include <ATen/core/TensorBase.h>
 #include <c10/core/GeneratorImpl.h>
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,6 +37,10 @@ struct Held {
   size_t bytes;
 };
 
+// Reads again what the host read when a call was recorded (labels of a loss), in memory that starts at `from`; fills
+// storages, and scalars of a node, that follow from it.
+using LookAgain = std::function<void(const char* from, std::span<char* const> filled, uint32_t* scalars)>;
+
 class Window final : public Deferred {
  public:
   Window(c10::DeviceIndex device, StreamQueue& queue) : device_(device), queue_(queue) {}
@@ -52,6 +58,10 @@ class Window final : public Deferred {
     uint16_t operand(std::span<const Place> members) { return graph_->intern(members); }
     uint16_t space(std::span<const int64_t> counts) { return graph_->intern_space(counts); }
     void append(const Node& node, std::span<const uint32_t> scalars);
+    // The last node depends on what the host read in `from`, by way of these storages and the node's scalars.
+    void looked(const c10::StorageImpl& from, std::initializer_list<const at::TensorBase*> filled, LookAgain again);
+    // The last node's scalar `i` is what a tensor on the host holds.
+    void hosted(size_t i, const at::TensorBase& from);
     // The last node's first four scalars are seed and offset of counters that were reserved of a generator.
     void draws(NeuronGenerator& generator, uint64_t counters);
     // The end of a call: closes the window if it is full, or if nothing may be pending.
@@ -75,12 +85,27 @@ class Window final : public Deferred {
     c10::intrusive_ptr<c10::GeneratorImpl> generator;
     uint64_t counters;
   };
+  // A scalar of the graph that a tensor on the host held. The tensor may be gone; who made sure that it is not can tell
+  // it by its address.
+  struct Hosted {
+    uint32_t scalar;
+    Dtype compute;  // in which its node took it
+    const c10::TensorImpl* from;
+  };
+  struct Look {
+    const c10::StorageImpl* from;
+    std::vector<uint16_t> filled;  // numbers of storages
+    uint32_t scalars;              // the first
+    LookAgain again;
+  };
   // What was recorded and not run.
   struct Batch {
     Graph graph;
     std::vector<Held> held;       // by storage number
     std::vector<uint32_t> calls;  // the observer's numbers of the nodes; may be shorter
-    size_t bytes = 0;             // of storages held strongly
+    std::vector<Hosted> hosted;
+    std::vector<Look> looks;
+    size_t bytes = 0;  // of storages held strongly
     size_t next_look = kMaxOrphanBytes;
     Capture* capture = nullptr;  // of the thread that recorded
     std::vector<Draw> draws;     // while it captures
@@ -118,6 +143,8 @@ class Window final : public Deferred {
 std::vector<uint16_t> keep_idle_results(const Graph& graph, std::vector<uint8_t>& live);
 
 // Runs a plan (fuser.h) in the calling thread, counted, logged and seen by the profiler.
-void run_plan(const Plan& plan, const Graph& graph, std::span<char* const> memory, c10::DeviceIndex device);
+// `scalars`: those of the graph, or others in their places.
+void run_plan(const Plan& plan, const Graph& graph, std::span<const uint32_t> scalars, std::span<char* const> memory,
+              c10::DeviceIndex device);
 
 }  // namespace neuron::fusion

@@ -247,18 +247,94 @@ def test_kinds_of_operators():
         assert _C.fusion_of(name, overload) == "none"
 
 
-def test_labels_are_looked_at_in_every_run():
-    """What the host reads at a call is no part of a recording."""
-    x = torch.randn(6, 5, device="neuron")
-
+def losses(reduction):
     def loss(x, labels):
-        return torch.nn.functional.cross_entropy(x * 2, labels) + 1
+        return F.cross_entropy(x * 2, labels.flatten(), ignore_index=1, reduction=reduction)
 
-    compiled = torch.compile(loss, backend="neuron")
-    for k in range(5):
-        labels = torch.full((6,), k)
-        labels[k] = -100
-        want = loss(x.cpu(), labels)
-        torch.testing.assert_close(compiled(x, labels.to("neuron")).cpu(), want)
-    with pytest.raises(IndexError, match="Target 5 is out of bounds"):
-        compiled(x, torch.full((6,), 5, device="neuron"))
+    return loss
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_labels_are_looked_at_in_every_run(reduction):
+    """What the host reads at a call comes with the run, forward and backward, and nothing is recorded again."""
+    f = losses(reduction)
+    g = torch.compile(f, backend="neuron", fullgraph=True)
+    x = torch.randn(6, 5)
+    for k in range(6):
+        labels = torch.full((2, 3), k % 5)
+        labels[k % 2, k % 3] = 3
+        mine, eager, host = (x.clone().to(d).requires_grad_() for d in ("neuron", "neuron", "cpu"))
+        weights = torch.arange(6.0) if reduction == "none" else torch.tensor(2.0)
+
+        def both(f, x, device, labels=labels, weights=weights):
+            out = f(x, labels.to(device))
+            out.backward(weights.to(device))
+            return out.detach().cpu(), x.grad.cpu()
+
+        inputs = labels.to("neuron"), weights.to("neuron")
+        s, got = stats(lambda: both(g, mine, "neuron", *inputs))
+        for a, b in zip(got, both(f, eager, "neuron")):
+            assert torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(got, both(f, host, "cpu")):
+            torch.testing.assert_close(a, b, equal_nan=True)
+        if k > 1:
+            assert s["ops_recorded"] == 0 and s["library_calls"] == 0, s
+
+
+def test_a_label_that_is_no_class_raises_in_every_run():
+    g = torch.compile(losses("mean"), backend="neuron", fullgraph=True)
+    x = neuron(6, 5)
+    for labels in ([0, 1, 2, 3, 4, 0], [0, 1, 5, 3, 4, 0], [4, 4, 4, 4, 4, 4], [0, 1, 2, 3, 4, -1]):
+        good = all(0 <= label < 5 for label in labels)
+        labels = torch.tensor(labels).to("neuron")
+        if good:
+            torch.testing.assert_close(g(x, labels).cpu(), losses("mean")(x.cpu(), labels.cpu()))
+        else:
+            with pytest.raises(IndexError, match="out of bounds"):
+                g(x, labels)
+
+
+def test_the_weight_of_all_labels_is_a_result():
+    g = torch.compile(lambda x, y: torch.ops.aten.nll_loss_forward(x + 0, y, None, 1, 2), backend="neuron")
+    x = neuron(5, 4)
+    for labels in ([0, 1, 2, 3, 0], [2, 2, 2, 1, 0], [2, 2, 2, 2, 2]):
+        loss, weight = g(x, torch.tensor(labels).to("neuron"))
+        want = torch.ops.aten.nll_loss_forward(x.cpu(), torch.tensor(labels), None, 1, 2)
+        torch.testing.assert_close((loss.cpu(), weight.cpu()), want, equal_nan=True)
+
+
+def test_a_log_softmax_is_computed_again():
+    """Forward and backward keep a row's largest element and logarithm, no tensor as large as the input besides it."""
+    f = lambda x: x.log_softmax(-1)
+    x = torch.randn(40, 300)
+    x[3, 4], x[5] = float("-inf"), float("-inf")
+    x[6, 2], x[7, 1] = float("inf"), float("nan")
+    gradient = torch.randn(40, 300).to("neuron")
+    kept = []
+    results = []
+    for g in (torch.compile(f, backend="neuron", fullgraph=True), f):
+        leaf = x.to("neuron").requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append((g is f, t.numel())), t)[1], lambda t: t):
+            out = g(leaf)
+        out.backward(gradient)
+        results.append((out.detach().cpu(), leaf.grad.cpu()))
+    for a, b in zip(*results):
+        assert torch.equal(a.nan_to_num(nan=7.0), b.nan_to_num(nan=7.0))
+    assert sorted(n for eager, n in kept if not eager) == [40, 40, x.numel()]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(6, 5).bfloat16().to("neuron"),
+        lambda: torch.randn(5, 6).to("neuron").t(),
+        lambda: torch.randn(3, 5000).to("neuron"),
+        lambda: torch.tensor(1.5).to("neuron"),
+        lambda: torch.randn(0, 5).to("neuron"),
+        lambda: torch.randn(4, 3, 2).to("neuron"),
+    ],
+)
+def test_log_softmax_of_any_kind(same_bits, make):
+    for dim in (-1, 0):
+        same_bits(lambda x: x.log_softmax(dim).exp(), make())  # noqa: B023
+        torch._dynamo.reset()

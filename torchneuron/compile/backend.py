@@ -1,9 +1,9 @@
 """From a captured graph to what runs it.
 
 AOTAutograd gives a functional graph of ATen operators for forward and backward, cut where recomputing is cheaper than
-keeping (min-cut). Only composites that PyTorch itself decomposes are decomposed, so that a compiled graph has the
-operators, and the bits, of eager code. Passes simplify the graph, and lowering makes it one executable, which C++ runs
-without Python.
+keeping (min-cut). Decomposed are only composites that PyTorch itself decomposes, and what can be taken apart without
+changing a bit (decompositions.py), so that a compiled graph has the operators, and the bits, of eager code. Passes
+simplify the graph, and lowering makes it one executable, which C++ runs without Python.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchneuron.compile import cache
+from torchneuron.compile.decompositions import DECOMPOSITIONS
 from torchneuron.compile.lowering import lower
 from torchneuron.compile.passes import PASSES, run_passes
 from torchneuron.compile.plan import Plan, render
@@ -116,6 +117,7 @@ def neuron_backend(
     chosen = Options.read(mode, options)
     compiler = aot_autograd(
         fw_compiler=lambda graph, inputs: compile_graph(graph, chosen),
+        decompositions=DECOMPOSITIONS,
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )

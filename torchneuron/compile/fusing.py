@@ -1,4 +1,5 @@
-"""Which steps go into one fused step: fusible operators that follow each other, and the views between them.
+"""Which steps become one: fusible operators that follow each other, and the views between them, a fused step;
+arithmetic on the host's numbers one of numbers.
 
 A step that has nothing to do with the open group (a size, a library operator on other tensors) goes before it, so that
 the group goes on; one that needs a result of the group, or that the group's writes could meet, closes it.
@@ -6,10 +7,13 @@ the group goes on; one that needs a result of the group, or that the group's wri
 
 from __future__ import annotations
 
+import itertools
+
 from torchneuron.compile.plan import Plan, Slot, Step, mark_drops, slots_in
 
 # The eager recorder's window closes at 64 nodes, and some operators are two.
 MOST_OPERATORS = 30
+_FUSIBLE = ("program", "view")
 
 
 class _Group:
@@ -25,11 +29,12 @@ class _Group:
 
     def takes(self, step: Step) -> bool:
         operators = sum(s.fusion == "program" for s in self.steps)
-        return step.fusion != "none" and operators < MOST_OPERATORS and all(s.device == step.device for s in self.steps)
+        fits = operators < MOST_OPERATORS and all(s.device == step.device for s in self.steps)
+        return step.fusion in _FUSIBLE and fits
 
     def lets_pass(self, step: Step) -> bool:
         """Whether a step may run before the group that it comes after."""
-        if not self.steps or step.fusion != "none":
+        if not self.steps or step.fusion in _FUSIBLE:
             return False
         if self.made & set(slots_in([*step.args, *step.kwargs.values()])):
             return False
@@ -50,11 +55,20 @@ def _fused(steps: list[Step]) -> Step:
     return Step("fused", name, [], [], steps=inner, device=steps[0].device, where="In a fused step of a compiled graph")
 
 
+def _join_numbers(steps: list[Step]) -> list[Step]:
+    joined: list[Step] = []
+    for number, run in itertools.groupby(steps, lambda s: s.fusion == "number"):
+        inner = list(run)
+        name = ", ".join(s.name.removeprefix("aten::") for s in inner)
+        joined += [Step("numbers", name, [], [], steps=inner, where=inner[0].where)] if number else inner
+    return joined
+
+
 def fuse(plan: Plan) -> None:
     """Groups the plan's steps and fills in what each drops."""
     steps: list[Step] = []
     group = _Group()
-    for step in plan.steps:
+    for step in _join_numbers(plan.steps):
         if group.takes(step):
             group.add(step)
         elif group.lets_pass(step):
@@ -69,7 +83,7 @@ def fuse(plan: Plan) -> None:
     plan.steps = steps + group.emit()
     mark_drops(plan)
     for step in plan.steps:
-        if step.kind == "fused":
+        if step.steps:
             made = [o for s in step.steps for o in s.outs]
             read = slots_in([a for s in step.steps for a in (*s.args, *s.kwargs.values())])
             inside = {d for s in step.steps for d in s.drops}

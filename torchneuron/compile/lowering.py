@@ -73,12 +73,25 @@ def only_unpacked(node: Node) -> bool:
 # Types of the tensors that fused programs work on (dtype_of in csrc/fusion/record.cpp).
 _LANES = {torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.uint8, torch.bool}
 
+# Arguments that the host reads: which they are (csrc/fusion/nll.cpp).
+_LABELS = {torch.ops.aten.nll_loss_forward.default: 1, torch.ops.aten.nll_loss_backward.default: 2}
+
 
 @functools.cache
 def _facts(op: torch._ops.OpOverload) -> tuple[bool, str, bool]:
     """Whether an operator may run its CPU kernel on host faces, how it fuses, whether it writes to an argument."""
     name = op._schema.name, op._schema.overload_name
     return _C.runs_bridged(*name), _C.fusion_of(*name), op._schema.is_mutable
+
+
+def _computes_numbers(node: Node, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
+    """Whether an operator is arithmetic on float32 tensors of the host without dimensions, whose result is new."""
+    name = node.target._schema.name, node.target._schema.overload_name
+    if node.kwargs or len(node.args) > 2 or not inputs or not _C.computes_numbers(*name):
+        return False
+    if node.target._schema.is_mutable and node.users:
+        return False
+    return all(t.device.type == "cpu" and t.dim() == 0 and t.dtype == torch.float32 for t in (*inputs, *results))
 
 
 def _site(op: torch._ops.OpOverload, node: Node) -> dict[str, Any]:
@@ -88,6 +101,8 @@ def _site(op: torch._ops.OpOverload, node: Node) -> dict[str, Any]:
     bridged, fusion, writes = _facts(op)
     site = {"dtypes": [t.dtype for t in inputs if t.device.type == "neuron"], "writes": writes}
     neuron = {t.device.index for t in (*inputs, *results) if t.device.type == "neuron"}
+    if _computes_numbers(node, inputs, results):
+        return {**site, "fusion": "number"}
     if len(neuron) != 1 or not all(t.layout == torch.strided and not t.is_nested for t in (*inputs, *results)):
         return site
     # Tensors without dimensions may live on the host beside neuron tensors; results then are neuron tensors.
@@ -95,7 +110,12 @@ def _site(op: torch._ops.OpOverload, node: Node) -> dict[str, Any]:
         t.device.type != "neuron" for t in results
     ):
         return site
-    lanes = all(t.dtype in _LANES for t in (*inputs, *results) if t.device.type == "neuron")
+    labels = tensors_of(node.args[_LABELS[op] : _LABELS[op] + 1]) if op in _LABELS else []
+    lanes = all(
+        t.dtype in _LANES or any(t is label for label in labels)
+        for t in (*inputs, *results)
+        if t.device.type == "neuron"
+    )
     if fusion == "view" or (fusion == "program" and lanes):
         site["fusion"] = fusion
     return {**site, "device": neuron.pop(), "bridged": bridged}

@@ -20,8 +20,9 @@ Slot = _C.Slot
 
 @dataclass
 class Step:
-    """One step. `kind` is "operator" (through C++), "fused" (operators as programs; `args` are the slots from outside,
-    `outs` those that are read after it), "scalar" (arithmetic on sizes) or "python" (a call of Python)."""
+    """One step. `kind` is "operator" (through C++), "fused" (operators as programs), "numbers" (operators on float32
+    tensors of the host without dimensions, computed as floats), "scalar" (arithmetic on sizes) or "python" (a call of
+    Python). Of steps that hold others `args` are the slots from outside, `outs` those that are read after it."""
 
     kind: str
     name: str
@@ -29,14 +30,14 @@ class Step:
     outs: list[int]
     overload: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)  # of a "fused" step
+    steps: list[Step] = field(default_factory=list)  # of a "fused" step or one of "numbers"
     function: Callable[..., Any] | None = None  # of a "python" step: slots' values to a list of results
     bridged: bool = False  # may run PyTorch's CPU kernel on host faces of the tensors
     device: int = -1  # index of the neuron device that the results are on; -1: host
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the neuron tensors among the arguments
     drops: list[int] = field(default_factory=list)
     where: str = ""
-    fusion: str = "none"  # "program", "view" or "none": how the operator takes part in fused programs
+    fusion: str = "none"  # "program", "view", "number" or "none": how the operator takes part in steps with others
     writes: bool = False  # to an argument
 
 

@@ -16,6 +16,7 @@ from torchneuron.compile.passes import (
     dead_code,
     layout,
     lists,
+    numbers,
     patterns,
     reinplace,
     views,
@@ -30,6 +31,7 @@ PASSES: dict[str, Callable[[Graph], bool]] = {
     "patterns": patterns.run,
     "reinplace": reinplace.run,  # from here on the graph is functional no more
     "lists": lists.run,
+    "numbers": numbers.run,
 }
 
 

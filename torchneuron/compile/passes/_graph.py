@@ -37,14 +37,15 @@ def is_view(node: Node) -> bool:
 
 
 @functools.cache
-def _draws(op: torch._ops.OpOverload) -> bool:
+def draws(op: torch._ops.OpOverload) -> bool:
+    """Whether an operator takes random numbers."""
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def has_effect(node: Node) -> bool:
     """Whether a node does something besides having a value: writes, draws random numbers, talks to others."""
     if is_operator(node) and node.target.namespace == "aten":
-        return _aliasing(node.target)[1] or _draws(node.target) or not node.target._schema.returns
+        return _aliasing(node.target)[1] or draws(node.target) or not node.target._schema.returns
     return node.is_impure()
 
 

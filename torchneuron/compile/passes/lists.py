@@ -34,7 +34,8 @@ def _is_copy(node: Node) -> bool:
 
 def _join(graph: Graph, copies: list[Node]) -> bool:
     """One `_foreach_copy_` for the results of each list operator in place of neighbouring copies. They write to
-    different inputs and read none, so that their order does not matter."""
+    different inputs and read none, so that their order does not matter: it becomes the list operator's, since lists are
+    one program member by member."""
     kinds: dict[Any, list[Node]] = {}
     for copy in copies:
         to, source = copy.args
@@ -44,7 +45,10 @@ def _join(graph: Graph, copies: list[Node]) -> bool:
     for group in kinds.values():
         if len(group) < 2:
             continue
-        with graph.inserting_before(group[0]):
+        if group[0].args[1].target is operator.getitem:
+            group.sort(key=lambda copy: copy.args[1].args[1])
+        first = next(c for c in copies if c in group)
+        with graph.inserting_before(first):
             graph.call_function(aten._foreach_copy_.default, tuple(map(list, zip(*(c.args for c in group)))))
         for copy in group:
             graph.erase_node(copy)
