@@ -17,17 +17,20 @@ namespace neuron {
 
 namespace {
 
-constexpr int64_t kChunk = 1024;            // elements of a row that go through the kernels at once: stays in L1
 constexpr int64_t kParallelWork = 1 << 14;  // elements that pay for waking threads
 constexpr int64_t kPackBytes = 8 << 20;     // packed matmul factors that a thread keeps
 
 const Kernels& K() { return kernels(); }
 
 float* scratch(int slot, int64_t n) {
-  thread_local std::array<std::vector<float>, 8> buffers;
-  auto& b = buffers[slot];
-  if (static_cast<int64_t>(b.size()) < n) b.resize(n);
-  return b.data();
+  struct Slot {
+    Aligned block;
+    int64_t size = 0;
+  };
+  thread_local std::array<Slot, 9> slots;
+  Slot& s = slots[slot];
+  if (s.size < n) s.block = new_aligned(n * static_cast<int64_t>(sizeof(float))), s.size = n;
+  return reinterpret_cast<float*>(s.block.get());
 }
 
 // Calls visit(pointer, stride, count) for the inner runs of elements [begin, begin + n) of a row.
@@ -239,6 +242,13 @@ ParallelFor& installed() {
 void set_parallel_for(ParallelFor f) { installed() = std::move(f); }
 const ParallelFor& parallel_for() { return installed(); }
 
+Aligned new_aligned(int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  Aligned block(static_cast<char*>(std::aligned_alloc(kLine, std::max(kLine, (bytes + kLine - 1) / kLine * kLine))));
+  if (!block) throw std::bad_alloc();
+  return block;
+}
+
 Xorwow::Xorwow(uint32_t seed) {
   uint64_t x = seed + 0x9e3779b97f4a7c15ull;
   for (uint32_t& word : s) {  // splitmix64 spreads the seed
@@ -269,7 +279,8 @@ uint32_t Xorwow::next() {
 
 // What a thread that runs parts of a program has of its own.
 struct Core::Lane {
-  std::array<std::vector<char>, 2> arena;  // SBUF, PSUM
+  std::array<Aligned, 2> arena;  // SBUF, PSUM
+  std::array<int64_t, 2> arena_bytes{};
   Registers registers;
   // Packed matmul factors by number; the oldest give their memory up first.
   std::vector<std::vector<float>> packs, spare;
@@ -278,8 +289,8 @@ struct Core::Lane {
 
   void begin(const Plan& plan) {
     for (int i = 0; i < 2; ++i) {
-      const auto bytes = static_cast<size_t>(plan.pitch[i] * kPartitions);
-      if (arena[i].size() < bytes) arena[i].resize(bytes);
+      const int64_t bytes = plan.pitch[i] * kPartitions;
+      if (arena_bytes[i] < bytes) arena[i] = new_aligned(bytes), arena_bytes[i] = bytes;
     }
     while (!kept.empty()) drop();
     packs.resize(std::max<size_t>(packs.size(), plan.packs));
@@ -751,8 +762,6 @@ struct Semantics {
     multiply(core, c, k, m, n, [=](bool left, int64_t i, int64_t begin, int64_t count, float* to) -> const float* {
       const View &v = *factors[left], &scale = *scales[left];
       const int64_t p = i / 4, lane = i % 4, group = p / 8;
-      // One scale row per 8 partitions: packed at the head of each 32 partitions, dense for a tile of up to 32.
-      const int64_t scale_row = rows > 32 ? 32 * (group / 4) + group % 4 : group;
       const Dtype t = info(v.dtype).lane;
       const int64_t item = size_of(v.dtype);
       int64_t at = 0;
@@ -768,7 +777,7 @@ struct Semantics {
         }
       });
       at = 0;
-      for_runs(scale, scale_row, begin, count, [&](char* q, int64_t stride, int64_t run) {
+      for_runs(scale, scale_row(rows, group), begin, count, [&](char* q, int64_t stride, int64_t run) {
         for (int64_t j = 0; j < run; ++j, ++at) {
           const auto e = static_cast<uint8_t>(q[j * stride]);
           to[at] = e == 255 ? NAN : std::ldexp(to[at], e - 127);
@@ -1055,14 +1064,7 @@ struct Semantics {
         const int64_t n = std::min(kChunk, dst.free - i);
         float* out = target(dst, r, i, z);
         const float* v = load(c.v[1], r, i, n, x);
-        if (scale == 1.0f && bias != 0.0f) {
-          K().binary[static_cast<int>(AluOp::add)](v, 1, &bias, 0, out, n);
-          v = out;
-        } else if (scale != 1.0f) {
-          K().affine(v, scale, bias, out, n);
-          v = out;
-        }
-        f(v, static_cast<float>(in.value), out, n);
+        activate(in.function, v, scale, bias, static_cast<float>(in.value), out, n);
         acc.add(out, n);
         store(dst, r, i, n, out);
       }
@@ -1452,14 +1454,14 @@ struct Semantics {
         const float* row = load(src, g * 8 + p, 0, src.free, scratch(0, src.free));
         std::copy(row, row + src.free, x.begin() + p * src.free);
       }
-      const int64_t scale_row = scale.rows > 32 || src.rows > 32 ? 32 * (g / 4) + g % 4 : g;
+      const int64_t at = scale_row(std::max(scale.rows, src.rows), g);
       for (int64_t j = 0; j < src.free / 4; ++j) {
         float top = 0;
         for (int64_t p = 0; p < 8; ++p)
           for (int64_t k = 0; k < 4; ++k) top = std::max(top, std::fabs(x[p * src.free + 4 * j + k]));
         const int e = top > 0 ? std::ilogb(top) - (max_exponent - headroom) : -127;
         const int biased = std::clamp(e + 127, 0, 254);
-        for_runs(scale, scale_row, j, 1, [&](char* p, int64_t, int64_t) { *p = static_cast<char>(biased); });
+        for_runs(scale, at, j, 1, [&](char* p, int64_t, int64_t) { *p = static_cast<char>(biased); });
         for (int64_t p = 0; p < 8; ++p)
           for_runs(dst, g * 8 + p, j, 1, [&](char* to, int64_t, int64_t) {
             for (int64_t k = 0; k < 4; ++k) {
@@ -1628,12 +1630,12 @@ void Core::allocate(uint32_t storage) {
   if (on_chip(s.memory) && s.address >= 0) {
     const bool psum = s.memory == Memory::psum;
     b.pitch = psum ? kPsumPitch : kSbufPitch;
-    if (!arena_[psum]) arena_[psum].reset(new char[b.pitch * kPartitions]);
+    if (!arena_[psum]) arena_[psum] = new_aligned(b.pitch * kPartitions);
     b.base = arena_[psum].get() + s.partition_start * b.pitch + s.address;
     return;
   }
   b.pitch = s.row_bytes;
-  b.owned.reset(new char[std::max<int64_t>(1, s.partitions * s.row_bytes)]);
+  b.owned = new_aligned(s.partitions * s.row_bytes);
   b.base = b.owned.get();
 }
 
@@ -1788,7 +1790,7 @@ void Core::enter() {
   }
   if (const Plan& plan = program_.plan(); plan.parts.size() == 1) {
     for (int i = 0; i < 2; ++i)
-      if (plan.pitch[i] && !arena_[i]) arena_[i].reset(new char[plan.pitch[i] * kPartitions]);
+      if (plan.pitch[i] && !arena_[i]) arena_[i] = new_aligned(plan.pitch[i] * kPartitions);
     char* const arena[2] = {arena_[0].get(), arena_[1].get()};
     place(plan.parts[0], arena);
   }
@@ -1806,15 +1808,19 @@ void Core::place(const Part& part, char* const arena[2]) {
   }
 }
 
-// Threads take parts as they get free; parts share nothing.
+// A thread runs the parts of its range, then what is left of the others'. Parts share nothing. So one thread touches
+// the same memory in each run, which may still be in its cache.
 void Core::run_parts() {
   const Plan& plan = program_.plan();
-  std::atomic<size_t> next = 0;
-  const auto work = [&](int64_t, int64_t) {
+  const auto count = static_cast<int64_t>(plan.parts.size());
+  std::vector<std::atomic<bool>> taken(count);
+  const auto work = [&](int64_t first, int64_t) {
     thread_local Lane lane;
     lane.begin(plan);
-    char* const arena[2] = {lane.arena[0].data(), lane.arena[1].data()};
-    for (size_t i; (i = next.fetch_add(1)) < plan.parts.size();) {
+    char* const arena[2] = {lane.arena[0].get(), lane.arena[1].get()};
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t i = (first + k) % count;
+      if (taken[i].exchange(true, std::memory_order_relaxed)) continue;
       const Part& part = plan.parts[i];
       place(part, arena);
       for (uint32_t s = part.begin; s < part.end; ++s)
@@ -1827,10 +1833,69 @@ void Core::run_parts() {
   if (plan.work < kParallelWork)
     work(0, 1);
   else
-    parallel_for()(static_cast<int64_t>(plan.parts.size()), work);
+    parallel_for()(count, work);
+}
+
+void Core::run_rows(const CodeSegment& segment, Lane* lane) {
+  const Plan& plan = program_.plan();
+  const std::span groups(plan.groups.data() + segment.first_group, segment.last_group - segment.first_group);
+  const std::span steps(plan.steps.data() + groups.front().begin, groups.back().end - groups.front().begin);
+  const auto rows = [&](int64_t begin, int64_t end) {
+    const int64_t bytes = plan.row_bytes + plan.lines * plan.line_bytes;
+    char* own = reinterpret_cast<char*>(scratch(8, bytes / static_cast<int64_t>(sizeof(float))));
+    Registers& registers = lane ? lane->registers : registers_of_engines_;
+    const auto resolve = [&](const RowOperand& o) -> RowPointer {
+      using P = RowOperand::Place;
+      const auto in_registers = [&](auto& r) { return RowPointer{reinterpret_cast<char*>(&r[o.partition]), 4, 0}; };
+      switch (o.place) {
+        case P::none:
+          return {};
+        case P::number:
+          return {const_cast<char*>(reinterpret_cast<const char*>(&o.number)), 0, 0};
+        case P::line:
+          return {own + plan.row_bytes + o.storage * plan.line_bytes, 0, 0};
+        case P::scalar_register:
+          return in_registers(registers.scalar);
+        case P::vector_register:
+          return in_registers(registers.vector);
+        case P::memory:
+          break;
+      }
+      const int64_t element = o.one ? 0 : o.stride;
+      if (plan.row_offset[o.storage] >= 0) return {own + plan.row_offset[o.storage] + o.offset, 0, element};
+      const Buffer& b = buffers_[o.storage];
+      if (!on_chip(program_.storages()[o.storage].memory)) return {b.base + o.offset, o.pitch, element};
+      return {b.base + o.partition * b.pitch + o.offset, b.pitch, element};
+    };
+    std::vector<ResolvedStep> resolved;
+    resolved.reserve(steps.size());
+    for (const RowStep& s : steps) resolved.push_back({&s, resolve(s.to), resolve(s.a), resolve(s.b), resolve(s.c)});
+    run_row_steps(groups, resolved, begin, end);
+  };
+  int64_t work = 0, first = kPartitions, last = 0;
+  for (const RowGroup& g : groups) {
+    first = std::min(first, g.first), last = std::max(last, g.last);
+    for (uint32_t i = g.begin; i < g.end; ++i) work += plan.steps[i].n * (g.last - g.first);
+  }
+  if (lane || work < kParallelWork)
+    rows(first, last);
+  else
+    parallel_for()(last - first, [&](int64_t begin, int64_t end) { rows(first + begin, first + end); });
+  for (uint32_t i = segment.begin; i < segment.end; ++i) mark_written(plan.code[i]);
+}
+
+// Matmuls that decide at run time what they add to look at what was written.
+void Core::mark_written(const Instruction& in) {
+  for (size_t k = 0; k < in.operands.size(); ++k) {
+    const Operand& o = in.operands[k];
+    if (o.is_tile() && o.access.storage < tracked_.size() && tracked_[o.access.storage] &&
+        in.spec().operands[k].role != Role::read)
+      runtime_maps_[o.access.storage].mark(program_.storages()[o.access.storage], o.access);
+  }
 }
 
 void Core::run_segment(const CodeSegment& segment, Lane* lane) {
+  if (segment.first_group < segment.last_group) return run_rows(segment, lane);
   std::vector<Call> calls;
   calls.reserve(segment.end - segment.begin);
   int64_t work = 0;
@@ -1859,12 +1924,7 @@ void Core::run_segment(const CodeSegment& segment, Lane* lane) {
     blocks(0, n);
   else
     parallel_for()(n, blocks);
-  for (const Call& c : calls)
-    for (size_t k = 0; k < c.in->operands.size(); ++k) {
-      const Operand& o = c.in->operands[k];
-      if (o.is_tile() && tracked_[o.access.storage] && c.in->spec().operands[k].role != Role::read)
-        runtime_maps_[o.access.storage].mark(program_.storages()[o.access.storage], o.access);
-    }
+  for (const Call& c : calls) mark_written(*c.in);
 }
 
 Core::State Core::run() {

@@ -1,6 +1,7 @@
 // Runs programs on host memory: one Core per simulated NeuronCore, vector kernels, threads through a callback.
 #pragma once
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -32,10 +33,17 @@ struct View {
   char* row(int64_t p) const { return base + p * pitch; }
 };
 
+// Memory at a cache line: vectors that straddle two lines cost twice as much.
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+using Aligned = std::unique_ptr<char[], Free>;
+Aligned new_aligned(int64_t bytes);  // uninitialised; throws std::bad_alloc
+
 struct Buffer {
   char* base = nullptr;
   int64_t pitch = 0;
-  std::unique_ptr<char[]> owned;
+  Aligned owned;
 };
 
 // Random bits of a partition: Marsaglia's xorwow.
@@ -85,6 +93,8 @@ class Core {
   Call resolve(const Instruction& instruction, Lane* lane);
   void execute(const Instruction& instruction, Lane* lane);
   void run_segment(const CodeSegment& segment, Lane* lane);
+  void run_rows(const CodeSegment& segment, Lane* lane);
+  void mark_written(const Instruction& instruction);
   void run_parts();
   void place(const Part& part, char* const arena[2]);
   void ensure(uint32_t storage);
@@ -96,7 +106,7 @@ class Core {
   int program_id_, rank_;
   std::vector<Buffer> buffers_;
   std::vector<int64_t> registers_;
-  std::unique_ptr<char[]> arena_[2];  // SBUF, PSUM: row p of every tile lies in row p
+  Aligned arena_[2];  // SBUF, PSUM: row p of every tile lies in row p
   Registers registers_of_engines_;
   std::vector<Xorwow> random_[2];      // VectorE, GpSimdE
   std::vector<InitMap> runtime_maps_;  // of PSUM buffers whose matmuls decide at run time

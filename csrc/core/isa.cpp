@@ -230,7 +230,7 @@ const std::vector<InstructionSpec> kInstructions = {
     {Opcode::sendrecv, "sendrecv", engines(E::dma, E::gpsimd), E::dma, 3, Shape::elements, L::tile, kSameDtype, {C::dma},
      {{"src", read, kSbuf, kAll}, {"dst", write, kSbuf, kAll}}, "dst = the peer core's src", false, true},
     {Opcode::core_barrier, "core_barrier", engines(E::gpsimd, E::vector, E::scalar, E::tensor, E::sync), E::gpsimd, 3,
-     Shape::none, L::control, 0, {C::elements}, {{"data", read, kHbm, kAll, INT64_MAX}},
+     Shape::none, L::control, 0, {C::elements}, {{"data", read, kHbm | kSbuf, kAll, INT64_MAX}},
      "goes on when every core has arrived", false, true},
 #define NEURON_COLLECTIVE(NAME, TEXT)                                                                             \
   {Opcode::NAME, #NAME, engines(E::dma), E::dma, 2, Shape::none, L::tile, 0, {C::dma},                             \

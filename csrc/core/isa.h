@@ -26,6 +26,12 @@ inline constexpr int64_t kPsumBanks = 8;
 inline constexpr int64_t kPsumBankBytes = 2048;  // per partition
 inline constexpr int64_t kPsumBytes = kPsumBanks * kPsumBankBytes;
 
+// MX scales: one row for 8 partitions of data (a group), packed at the head of each 32 partitions, dense for data of up
+// to 32 partitions.
+constexpr int64_t scale_row(int64_t partitions, int64_t group) {
+  return partitions > 32 ? 32 * (group / 4) + group % 4 : group;
+}
+
 // ---- arithmetic and logic ------------------------------------------------------------------------------------------
 enum class AluClass : uint8_t { arithmetic, bitwise, extension };
 

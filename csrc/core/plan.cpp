@@ -65,8 +65,9 @@ class Planner {
       plan_.parts.push_back({});
       ends_ = {static_cast<uint32_t>(plan_.code.size())};
     }
-    place_buffers();
     cut_segments();
+    keep_rows();
+    place_buffers();
     return std::move(plan_);
   }
 
@@ -457,7 +458,7 @@ class Planner {
     for (size_t p = 0; p < plan_.parts.size(); ++p) {
       std::vector<uint32_t>& mine = plan_.parts[p].storages;
       auto use = [&](const Access& a) {
-        if (!on_chip(storage(a).memory)) return;
+        if (!on_chip(storage(a).memory) || plan_.row_offset[a.storage] >= 0) return;
         LiveRanges::Range& r = life[a.storage];
         if (r.first < 0) r = {a.storage, i, i}, mine.push_back(a.storage);
         r.last = i;
@@ -524,6 +525,7 @@ class Planner {
       plan_.parts[part].begin = static_cast<uint32_t>(plan_.segments.size());
       hbm.clear();
       int64_t bytes = 1;
+      bool in_steps = false;
       for (uint32_t i = begin; i < ends_[part]; ++i) {
         const Instruction& in = plan_.code[i];
         const InstructionSpec& sp = in.spec();
@@ -547,7 +549,9 @@ class Planner {
           }
         }
         if (partition < 0) local = in.opcode == Opcode::allocate;  // HBM to HBM
-        bool joins = local && i > begin && plan_.segments.back().row_local && !plan_.segments.back().gives_way;
+        const auto steps = local && partition >= 0 ? row_steps(storages_, in) : std::nullopt;
+        bool joins = local && i > begin && plan_.segments.back().row_local && !plan_.segments.back().gives_way &&
+                     steps.has_value() == in_steps;
         for (const HbmUse& u : uses)
           for (const HbmUse& other : hbm)
             if (u.storage == other.storage && (u.write || other.write) && u.box.overlaps(other.box)) joins = false;
@@ -555,9 +559,18 @@ class Planner {
           plan_.segments.back().end = i + 1;
         } else {
           plan_.segments.push_back({i, i + 1, local});
+          plan_.segments.back().first_group = static_cast<uint32_t>(plan_.groups.size());
           hbm.clear();
           bytes = 1;
+          in_steps = steps.has_value();
         }
+        if (steps) {
+          const auto at = static_cast<uint32_t>(plan_.steps.size());
+          plan_.steps.insert(plan_.steps.end(), steps->begin(), steps->end());
+          group_steps(plan_.steps, at, partition, partition + partitions, plan_.groups,
+                      plan_.segments.back().first_group);
+        }
+        plan_.segments.back().last_group = static_cast<uint32_t>(plan_.groups.size());
         bytes = std::max(bytes, row);
         if (!in.operands.empty() && in.operand(0).is_tile()) plan_.work += in.operand(0).access.elements();
         plan_.segments.back().block_rows = std::clamp<int64_t>(kBlockBytes / bytes, 4, 16);
@@ -569,6 +582,38 @@ class Planner {
       }
       begin = ends_[part];
       plan_.parts[part].end = static_cast<uint32_t>(plan_.segments.size());
+    }
+  }
+
+  // ---- a tile that lives in one segment of steps needs memory for one row
+  void keep_rows() {
+    plan_.row_offset.assign(storages_.size(), -1);
+    for (const RowStep& s : plan_.steps) {
+      plan_.line_bytes = std::max<int64_t>(plan_.line_bytes, (s.whole ? s.n * s.count : std::min(s.n, kChunk)) * 4);
+      for (const RowOperand* o : {&s.to, &s.a, &s.b, &s.c})
+        if (o->place == RowOperand::Place::line) plan_.lines = std::max<int64_t>(plan_.lines, o->storage + 1);
+    }
+    plan_.line_bytes = (plan_.line_bytes + 63) / 64 * 64;
+    if (!straight_) return;
+    constexpr uint32_t kSeveral = kNone - 1;
+    std::vector<uint32_t> home(storages_.size(), kNone);  // the segment that touches a storage
+    for (uint32_t g = 0; g < plan_.segments.size(); ++g) {
+      const CodeSegment& segment = plan_.segments[g];
+      const uint32_t here = segment.first_group < segment.last_group ? g : kSeveral;
+      auto touch = [&](uint32_t s) { home[s] = home[s] == kNone || home[s] == here ? here : kSeveral; };
+      for (uint32_t i = segment.begin; i < segment.end; ++i)
+        for (const Operand& o : plan_.code[i].operands) {
+          if (!o.is_tile()) continue;
+          touch(o.access.storage);
+          if (o.access.index) touch(o.access.index->storage);
+        }
+    }
+    std::vector<int64_t> used(plan_.segments.size(), 0);
+    for (uint32_t s = 0; s < storages_.size(); ++s) {
+      if (home[s] >= kSeveral || !on_chip(storages_[s].memory) || storages_[s].address >= 0) continue;
+      plan_.row_offset[s] = used[home[s]];
+      used[home[s]] += (storages_[s].row_bytes + 63) / 64 * 64;
+      plan_.row_bytes = std::max(plan_.row_bytes, used[home[s]]);
     }
   }
 

@@ -349,6 +349,20 @@ Spread spread(const Instruction& in, size_t from, size_t to) {
   return r.free_size() == 1 ? Spread::run : Spread::row;
 }
 
+// What an instruction reads of an operand: of MX scales only the rows that hold some.
+std::vector<Access> parts_read(const Instruction& in, size_t operand) {
+  const Access& a = in.operand(operand).access;
+  if (in.opcode != Opcode::nc_matmul_mx || operand < 3) return {a};
+  std::vector<Access> parts;
+  const int64_t partitions = in.operand(1).access.partitions(), groups = partitions / 8;
+  for (int64_t group = 0; group < groups; group += 4) {
+    Access& part = parts.emplace_back(a);
+    part.offset += scale_row(partitions, group) * a.dims[0].stride;
+    part.dims[0].size = std::min<int64_t>(4, groups - group);
+  }
+  return parts;
+}
+
 // Does the instruction pass elements on without computing on them?
 bool moves(const Instruction& in) {
   return in.opcode == Opcode::dma_copy || in.opcode == Opcode::tensor_copy || in.opcode == Opcode::nc_transpose ||
@@ -418,7 +432,11 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
     const Access& a = in.operand(i).access;
     if (how == Spread::none) continue;
     if (to.empty()) to.assign(r.elements(), InitMap::value);
-    const std::vector<uint8_t> from = maps_[a.storage].flags(storages[a.storage], a);
+    std::vector<uint8_t> from;
+    for (const Access& part : parts_read(in, i)) {
+      const auto flags = maps_[a.storage].flags(storages[a.storage], part);
+      from.insert(from.end(), flags.begin(), flags.end());
+    }
     const bool on = on_chip(storages[r.storage].memory);
     const int64_t rows = on ? r.partitions() : 1, columns = r.elements() / rows, width = a.free_size();
     const bool keep = i == 0;  // a matmul adds to what was written and overwrites the rest
@@ -476,10 +494,14 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
       continue;
     }
     const bool must_be_value = role == Role::index || in.opcode == Opcode::register_load;
-    if (Origin found = read(storages, in, o.access, sp.operands[i].name, must_be_value)) {
-      without_value.push_back(i);
-      origin = origin ? origin : found;
+    Origin found;
+    for (const Access& a : parts_read(in, i)) {
+      const Origin part = read(storages, in, a, sp.operands[i].name, must_be_value);
+      found = found ? found : part;
     }
+    if (!found) continue;
+    without_value.push_back(i);
+    origin = origin ? origin : found;
   }
   for (size_t i = 0; i < in.operands.size(); ++i) {
     const Operand& o = in.operands[i];

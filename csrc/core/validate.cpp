@@ -137,7 +137,15 @@ void check_matmul(const Instruction& in, int generation) {
   if (n > limit) fail(in, "moving", text("free size ", n, " exceeds maximum ", limit));
   if (dst.partitions() != m || dst.free_size() != n)
     fail(in, "dst", text("shape (", dst.partitions(), ", ", dst.free_size(), ") is not (", m, ", ", n, ")"));
-  if (in.opcode == Opcode::nc_matmul_mx) return;
+  if (in.opcode == Opcode::nc_matmul_mx) {
+    const int64_t needed = scale_row(moving.partitions(), moving.partitions() / 8 - 1) + 1;
+    for (int i : {3, 4})
+      if (const Access& a = in.operand(i).access; a.partitions() < needed || a.free_size() < (i == 3 ? m : n))
+        fail(in, in.spec().operands[i].name,
+             text("shape (", a.partitions(), ", ", a.free_size(), ") is smaller than (", needed, ", ", i == 3 ? m : n,
+                  "), which holds a scale for each 8 partitions"));
+    return;
+  }
   if (in.transpose) {
     if (size_of(dst.dtype) < size_of(moving.dtype))
       fail(in, "dst", text("dtype ", info(dst.dtype).name, " must be that of moving"));

@@ -47,6 +47,25 @@ def test_a_barrier_that_one_core_misses_is_an_error(way):
         way(k)[2](np.zeros((4, 4), F32))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", ["sbuf", "shared_hbm"])
+def test_a_barrier_orders_what_cores_write(way, place):
+    """Core 1 reads what core 0 wrote before the barrier, whatever tensor the barrier names."""
+
+    def k(x):
+        middle, o = (nl.ndarray(x.shape, x.dtype, nl.shared_hbm) for _ in range(2))
+        t = load(x)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(middle, t)
+        nisa.core_barrier(t if place == "sbuf" else middle, (0, 1))
+        if nl.program_id(0) == 1:
+            nisa.dma_copy(o, load(middle))
+        return o
+
+    x = np.arange(16, dtype=F32).reshape(4, 4)
+    np.testing.assert_array_equal(way(k)[2](x), x)
+
+
 def test_errors_of_one_core_reach_the_caller():
     @nki.jit
     def k(x):

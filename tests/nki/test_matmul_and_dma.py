@@ -202,6 +202,43 @@ def test_mx_scales_of_two_tiles_share_a_buffer(rng, monkeypatch):
         nki.simulate(kernel)(a, b, 6)
 
 
+def test_matmul_mx_reads_only_rows_that_hold_scales(rng, monkeypatch):
+    """Rows 0 to 3 of each 32 partitions; nothing need be in the others. A tile without all of them is refused."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    p, m, n = 128, 16, 24
+    x, y = (rng.integers(0, 2**16, (p, k), dtype=np.uint16) for k in (m, n))
+    scale_x, scale_y = (rng.integers(120, 134, (p // 8, k), dtype=np.uint8) for k in (m, n))
+
+    def kernel(x, y, scale_x, scale_y, quadrants, rows):
+        out = nl.ndarray((m, n), nl.float32, nl.shared_hbm)
+        factors = []
+        for v, s in ((x, scale_x), (y, scale_y)):
+            t, scales = nl.ndarray(v.shape, nl.float4_e2m1fn_x4), nl.ndarray(v.shape, nl.uint8)
+            nisa.dma_copy(t.view(nl.uint16), v)
+            for q in range(quadrants):
+                nisa.dma_copy(scales[32 * q : 32 * q + 4], s[4 * q : 4 * q + 4])
+            factors.append((t, scales))
+        psum = nl.ndarray((m, n), nl.float32, nl.psum)
+        (a, sa), (b, sb) = factors
+        nisa.nc_matmul_mx(psum, a, b, sa, sb[:rows])
+        nl.store(out, nl.copy(psum))
+        return out
+
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+    def values(words, scale):
+        d = table[words[:, :, None] >> np.array([0, 4, 8, 12]) & 15]
+        return d * np.exp2(np.repeat(scale.astype(float), 8, 0) - 127)[:, :, None]
+
+    expected = np.einsum("kml,knl->mn", values(x, scale_x), values(y, scale_y))
+    for run_kernel in (nki.simulate(kernel), nki.jit(kernel)):
+        np.testing.assert_allclose(run_kernel(x, y, scale_x, scale_y, 4, p), expected, rtol=1e-5, atol=0.01)
+        with pytest.raises(nki.NkiUninitialisedReadError, match="partition 96"):
+            run_kernel(x, y, scale_x, scale_y, 3, p)
+        with pytest.raises(nki.NkiValidationError, match=r"moving_scale shape \(98, 24\) is smaller than \(100, 24\)"):
+            run_kernel(x, y, scale_x, scale_y, 4, 98)
+
+
 def test_matmul_mx_fp4(run, rng):
     """Four 4-bit values per element: sign, two exponent bits, one mantissa bit."""
     codes = rng.integers(0, 16, (32, 16, 4))

@@ -774,7 +774,10 @@ def sendrecv(
 def core_barrier(
     data: NkiTensor, cores: Sequence[int], engine: engine = engine.gpsimd, name: str | None = None
 ) -> Instruction:
-    """Goes on when all `cores` have arrived. In a launch of one core there is nobody to wait for."""
+    """Goes on when all `cores` have arrived; data (shared_hbm, or SBUF as published kernels have it) moves nothing.
+
+    In a launch of one core there is nobody to wait for.
+    """
     session = current()
     if session.launch.lnc == 1:
         return Instruction("core_barrier")

@@ -1,0 +1,395 @@
+#include "row_steps.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "program.h"
+#include "simd/kernels.h"
+
+namespace neuron {
+namespace {
+
+using Place = RowOperand::Place;
+using Kind = RowStep::Kind;
+
+const Kernels& K() { return kernels(); }
+template <class E>
+int index(E e) {
+  return static_cast<int>(e);
+}
+
+// Bytes between the elements of a row; nothing if they are not evenly spaced.
+std::optional<int64_t> spacing(const Access& a) {
+  int64_t stride = 0, size = 1;
+  for (int i = 1; i < a.ndim; ++i) {
+    const Dim& d = a.dims[i];
+    if (d.size == 1) continue;
+    if (size > 1 && stride != d.stride * d.size) return std::nullopt;
+    stride = d.stride;
+    size *= d.size;
+  }
+  return (size > 1 ? stride : 1) * size_of(a.dtype);
+}
+
+class Lowering {
+ public:
+  Lowering(const std::vector<Storage>& storages, const Instruction& in) : storages_(storages), in_(in) {}
+
+  std::optional<std::vector<RowStep>> run() {
+    for (const Operand& o : in_.operands) {
+      if (o.kind == Operand::Kind::reg) return std::nullopt;
+      if (o.is_tile() && (!spacing(o.access) || !K().load[index(o.access.dtype)])) return std::nullopt;
+    }
+    if (in_.operands.empty() || !in_.operand(0).is_tile()) return std::nullopt;
+    n_ = in_.operand(0).access.free_size();
+    if (!lower()) return std::nullopt;
+    return std::move(steps_);
+  }
+
+ private:
+  bool tile(int i) const { return in_.operand(i).is_tile(); }
+  bool has(int i) const { return in_.operand(i).kind != Operand::Kind::none; }
+
+  RowOperand memory(int i) const {
+    const Access& a = in_.operand(i).access;
+    const Storage& s = storages_[a.storage];
+    const int64_t item = size_of(a.dtype);
+    RowOperand o;
+    o.place = Place::memory;
+    o.storage = a.storage;
+    o.stride = *spacing(a);
+    if (on_chip(s.memory)) {
+      const int64_t row = s.row_bytes / item;
+      o.partition = a.offset / row;
+      o.offset = a.offset % row * item;
+    } else {
+      o.offset = a.offset * item;
+      o.pitch = a.dims[0].stride * item;
+    }
+    return o;
+  }
+  RowOperand line() {
+    RowOperand o;
+    o.place = Place::line;
+    o.storage = lines_++;
+    o.stride = sizeof(float);
+    return o;
+  }
+  static RowOperand number(float v) {
+    RowOperand o;
+    o.place = Place::number;
+    o.one = true;
+    o.number = v;
+    return o;
+  }
+  static bool is_float_row(Dtype t, const RowOperand& o) { return t == Dtype::float32 && o.stride == sizeof(float); }
+
+  // An input as fp32: where it lies, or loaded into a line first.
+  RowOperand input(int i, int64_t n, bool whole = false) {
+    const Dtype t = in_.operand(i).access.dtype;
+    const RowOperand from = memory(i);
+    if (is_float_row(t, from)) return from;
+    RowStep& s = step(Kind::load, n, whole);
+    s.dtype = t;
+    s.a = from;
+    return s.to = line();
+  }
+  RowOperand scalar(int i, float otherwise = 0) {
+    const Operand& o = in_.operand(i);
+    if (o.kind == Operand::Kind::immediate) return number(static_cast<float>(o.immediate));
+    if (!o.is_tile()) return number(otherwise);
+    RowOperand from = memory(i);
+    if (o.access.dtype != Dtype::float32) {
+      RowStep& s = step(Kind::load, 1);
+      s.dtype = o.access.dtype;
+      s.a = from;
+      from = s.to = line();
+    }
+    from.one = true;
+    return from;
+  }
+  // Where a result goes before finish() brings it to its place.
+  RowOperand output(int i, bool discard = false) {
+    const RowOperand to = memory(i);
+    return is_float_row(in_.operand(i).access.dtype, to) && !discard ? to : line();
+  }
+  void finish(int i, int64_t n, const RowOperand& from, bool discard = false) {
+    if (from.place == Place::memory || discard) return;
+    RowStep& s = step(Kind::store, n);
+    s.dtype = in_.operand(i).access.dtype;
+    s.a = from;
+    s.to = memory(i);
+  }
+
+  RowStep& step(Kind kind, int64_t n, bool whole = false) {
+    RowStep& s = steps_.emplace_back();
+    s.kind = kind;
+    s.n = n;
+    s.whole = whole;
+    return s;
+  }
+  void binary(AluOp op, bool reverse, const RowOperand& a, const RowOperand& b, const RowOperand& to) {
+    RowStep& s = step(Kind::binary, n_);
+    s.op = op;
+    s.a = a;
+    s.b = b;
+    if (reverse && info(op).inputs == 2) std::swap(s.a, s.b);
+    s.to = to;
+  }
+  void function(Function f, const RowOperand& in, const RowOperand& scale, const RowOperand& bias, float parameter,
+                const RowOperand& to) {
+    RowStep& s = step(Kind::activate, n_);
+    s.function = f;
+    s.a = in;
+    s.b = scale;
+    s.c = bias;
+    s.parameter = parameter;
+    s.to = to;
+  }
+
+  // The accumulation register of the partition: set before a row's elements, added to, written to operand `result`.
+  bool accumulates() const { return in_.reduce_cmd == ReduceCmd::reset_reduce; }
+  RowOperand begin_accumulation(Place place, AluOp op) {
+    RowOperand reg;
+    reg.place = place;
+    reg.one = true;
+    reg.partition = first_partition();
+    if (!accumulates()) return reg;
+    RowStep& s = step(Kind::copy, 1);
+    s.a = number(static_cast<float>(info(op).identity));
+    s.to = reg;
+    return reg;
+  }
+  void accumulate(const RowOperand& reg, AluOp op, const RowOperand& from, int result) {
+    if (!accumulates()) return;
+    RowStep& s = step(Kind::accumulate, n_);
+    s.op = op;
+    s.a = from;
+    s.to = reg;
+    if (tile(result)) {
+      RowStep& out = step(Kind::store, 1);
+      out.dtype = in_.operand(result).access.dtype;
+      out.a = reg;
+      out.to = memory(result);
+    }
+  }
+  int64_t first_partition() const {
+    for (const Operand& o : in_.operands)
+      if (o.is_tile() && on_chip(storages_[o.access.storage].memory)) {
+        const Storage& s = storages_[o.access.storage];
+        return s.partition_start + o.access.offset / (s.row_bytes / size_of(o.access.dtype));
+      }
+    return 0;
+  }
+
+  bool lower() {
+    const AluClass bitwise = AluClass::bitwise;
+    const bool counts = in_.reduce_cmd == ReduceCmd::idle || accumulates();
+    switch (in_.opcode) {
+      case Opcode::dma_copy:
+      case Opcode::tensor_copy: {
+        const Access &to = in_.operand(0).access, &from = in_.operand(1).access;
+        if (to.partitions() != from.partitions() || to.free_size() != from.free_size()) return false;
+        const int64_t item = size_of(to.dtype);
+        if (to.dtype == from.dtype) {
+          if (*spacing(to) != item || *spacing(from) != item) return false;
+          RowStep& s = step(Kind::copy, n_);
+          s.dtype = to.dtype;
+          s.a = memory(1);
+          s.to = memory(0);
+          return true;
+        }
+        // Through fp32; one of the sides may be it.
+        const RowOperand x = input(1, n_);
+        RowStep& s = step(Kind::store, n_);
+        s.dtype = to.dtype;
+        s.a = x;
+        s.to = memory(0);
+        return true;
+      }
+      case Opcode::tensor_tensor: {
+        if (info(in_.op0).cls == bitwise || in_.engine == Engine::gpsimd) return false;
+        const RowOperand x = input(1, n_), y = input(2, n_), to = output(0);
+        binary(in_.op0, false, x, y, to);
+        finish(0, n_, to);
+        return true;
+      }
+      case Opcode::tensor_scalar: {
+        if (info(in_.op0).cls == bitwise || info(in_.op1).cls == bitwise) return false;
+        const bool second = in_.op1 != AluOp::bypass && (has(3) || info(in_.op1).inputs == 1);
+        const RowOperand x = input(1, n_), s = scalar(2), t = second ? scalar(3) : number(0), to = output(0);
+        binary(in_.op0, in_.reverse0, x, s, to);
+        if (second) binary(in_.op1, in_.reverse1, to, t, to);
+        finish(0, n_, to);
+        return true;
+      }
+      case Opcode::scalar_tensor_tensor: {
+        const RowOperand x = input(1, n_), s = scalar(2), y = input(3, n_), product = line(), to = output(0);
+        binary(in_.op0, in_.reverse0, x, s, product);
+        binary(in_.op1, in_.reverse1, product, y, to);
+        finish(0, n_, to);
+        return true;
+      }
+      case Opcode::tensor_reduce: {
+        if (info(in_.op0).cls == bitwise || in_.op0 == AluOp::average) return false;
+        const RowOperand x = input(1, in_.operand(1).access.free_size(), true), to = output(0);
+        RowStep& s = step(Kind::reduce, in_.count, true);
+        s.op = in_.op0;
+        s.count = n_;
+        s.negate = in_.negate;
+        s.a = x;
+        s.to = to;
+        finish(0, n_, to);
+        return true;
+      }
+      case Opcode::activation: {
+        if (!counts || (!accumulates() && tile(4))) return false;
+        const RowOperand reg = begin_accumulation(Place::scalar_register, in_.reduce_op);
+        const RowOperand bias = scalar(2), scale = scalar(3, 1), x = input(1, n_), to = output(0, in_.discard);
+        function(in_.function, x, scale, bias, static_cast<float>(in_.value), to);
+        accumulate(reg, in_.reduce_op, to, 4);
+        finish(0, n_, to, in_.discard);
+        return true;
+      }
+      case Opcode::exponential: {
+        if (!counts || (!accumulates() && tile(3))) return false;
+        const RowOperand reg = begin_accumulation(Place::vector_register, AluOp::add);
+        const RowOperand shift = scalar(2), x = input(1, n_), to = output(0, in_.discard);
+        binary(AluOp::subtract, false, x, shift, to);
+        function(Function::exp, to, number(1), number(0), 0, to);
+        accumulate(reg, AluOp::add, to, 3);
+        finish(0, n_, to, in_.discard);
+        return true;
+      }
+      case Opcode::tensor_scalar_reduce: {
+        if (!accumulates() || in_.negate || info(in_.op0).cls == bitwise) return false;
+        const RowOperand reg = begin_accumulation(Place::vector_register, in_.reduce_op);
+        const RowOperand s = scalar(2), x = input(1, n_), to = output(0, in_.discard);
+        binary(in_.op0, in_.reverse0, x, s, to);
+        accumulate(reg, in_.reduce_op, to, 3);
+        finish(0, n_, to, in_.discard);
+        return true;
+      }
+      case Opcode::reciprocal: {
+        const RowOperand x = input(1, n_), to = output(0);
+        function(Function::reciprocal, x, number(1), number(0), 0, to);
+        finish(0, n_, to);
+        return true;
+      }
+      default:
+        return false;
+    }
+  }
+
+  const std::vector<Storage>& storages_;
+  const Instruction& in_;
+  int64_t n_ = 0;
+  uint32_t lines_ = 0;
+  std::vector<RowStep> steps_;
+};
+
+bool single_pass(const RowStep& s) { return s.whole || s.n <= kChunk; }
+
+// May the chunks of one step run between those of the other? Not if one writes what the other one touches elsewhere.
+bool interleaves(const RowStep& x, const RowStep& y) {
+  auto clash = [](const RowOperand& written, const RowOperand& other) {
+    return written.place == Place::memory && other.place == Place::memory && written.storage == other.storage &&
+           (written.offset != other.offset || written.one != other.one || written.stride != other.stride);
+  };
+  for (const RowOperand* o : {&y.to, &y.a, &y.b, &y.c})
+    if (clash(x.to, *o)) return false;
+  for (const RowOperand* o : {&x.a, &x.b, &x.c})
+    if (clash(y.to, *o)) return false;
+  return true;
+}
+
+void run(const ResolvedStep& s, int64_t r, int64_t at, int64_t n) {
+  const RowStep& step = *s.step;
+  const auto address = [&](const RowPointer& p) { return p.base + r * p.pitch + at * p.element; };
+  const auto floats = [&](const RowPointer& p) { return reinterpret_cast<float*>(address(p)); };
+  const Kernels& k = K();
+  switch (step.kind) {
+    case Kind::copy:
+      std::memmove(address(s.to), address(s.a), n * size_of(step.dtype));
+      break;
+    case Kind::load:
+      k.load[index(step.dtype)](address(s.a), step.a.stride, n, floats(s.to));
+      break;
+    case Kind::store:
+      k.store[index(step.dtype)](floats(s.a), n, address(s.to), step.to.stride);
+      break;
+    case Kind::binary:
+      k.binary[index(step.op)](floats(s.a), !step.a.one, floats(s.b), !step.b.one, floats(s.to), n);
+      break;
+    case Kind::activate:
+      activate(step.function, floats(s.a), *floats(s.b), *floats(s.c), step.parameter, floats(s.to), n);
+      break;
+    case Kind::reduce: {
+      const auto f = k.reduce[index(step.op)];
+      const float* from = floats(s.a);
+      float* to = floats(s.to);
+      for (int64_t j = 0; j < step.count; ++j, from += n) {
+        const float v = f(from, n);
+        to[j] = step.negate ? -v : v;
+      }
+      break;
+    }
+    case Kind::accumulate: {
+      const float v = k.reduce[index(step.op)](floats(s.a), n);
+      float* to = floats(s.to);
+      k.binary[index(step.op)](to, 1, &v, 1, to, 1);
+      break;
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<std::vector<RowStep>> row_steps(const std::vector<Storage>& storages, const Instruction& in) {
+  return Lowering(storages, in).run();
+}
+
+void group_steps(std::span<const RowStep> steps, uint32_t begin, int64_t first, int64_t last,
+                 std::vector<RowGroup>& groups, size_t first_group) {
+  for (uint32_t i = begin; i < steps.size(); ++i) {
+    const RowStep& s = steps[i];
+    const bool one = single_pass(s);
+    bool joins = groups.size() > first_group;
+    if (joins) {
+      const RowGroup& g = groups.back();
+      joins = g.first == first && g.last == last && one == single_pass(steps[g.begin]) && (one || g.n == s.n);
+      for (uint32_t j = g.begin; j < g.end && joins && !one; ++j) joins = interleaves(steps[j], s);
+    }
+    if (joins)
+      groups.back().end = i + 1;
+    else
+      groups.push_back({i, i + 1, one ? 1 : s.n, one ? 1 : kChunk, first, last});
+  }
+}
+
+void run_row_steps(std::span<const RowGroup> groups, std::span<const ResolvedStep> resolved, int64_t begin,
+                   int64_t end) {
+  const uint32_t origin = groups.front().begin;
+  for (int64_t p = begin; p < end; ++p)
+    for (const RowGroup& g : groups) {
+      if (p < g.first || p >= g.last) continue;
+      for (int64_t at = 0; at < g.n; at += g.chunk)
+        for (uint32_t i = g.begin; i < g.end; ++i) {
+          const ResolvedStep& s = resolved[i - origin];
+          run(s, p - g.first, at, g.n == 1 ? s.step->n : std::min(g.chunk, g.n - at));
+        }
+    }
+}
+
+void activate(Function function, const float* in, float scale, float bias, float parameter, float* out, int64_t n) {
+  if (scale == 1.0f && bias != 0.0f) {
+    K().binary[index(AluOp::add)](in, 1, &bias, 0, out, n);
+    in = out;
+  } else if (scale != 1.0f) {
+    K().affine(in, scale, bias, out, n);
+    in = out;
+  }
+  K().function[index(function)](in, parameter, out, n);
+}
+
+}  // namespace neuron

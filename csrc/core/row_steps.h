@@ -1,0 +1,81 @@
+// Row steps: a run of row-local instructions as calls of the vector kernels, row by row, so that what one instruction
+// leaves is still in the L1 cache when the next one reads it. They give the bits that the instructions give one by one.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "isa.h"
+
+namespace neuron {
+
+struct Instruction;
+struct Storage;
+
+inline constexpr int64_t kChunk = 1024;  // elements of a row that go through the kernels at once: stays in L1
+
+// Where a row's elements lie.
+struct RowOperand {
+  enum class Place : uint8_t { none, memory, line, number, scalar_register, vector_register };
+  Place place = Place::none;
+  bool one = false;       // one element, for all of the row
+  uint32_t storage = 0;   // or number of the line: a thread's memory for one chunk of a row
+  int64_t offset = 0;     // bytes from the start of row 0
+  int64_t partition = 0;  // row 0's in its buffer (on chip)
+  int64_t pitch = 0;      // bytes from row to row (HBM)
+  int64_t stride = 0;     // bytes from element to element
+  float number = 0;
+};
+
+struct RowStep {
+  enum class Kind : uint8_t {
+    copy,        // to = a, bytes
+    load,        // to = a, of type `dtype`, as fp32
+    store,       // to, of type `dtype`, = a
+    binary,      // to = a op b
+    activate,    // to = function(a * b + c), as activation says
+    reduce,      // to[j] = op over a[j * n ...], `count` times; negated if `negate`
+    accumulate,  // to = to op (op over a)
+  };
+  Kind kind = Kind::copy;
+  AluOp op = AluOp::bypass;
+  Function function = Function::copy;
+  Dtype dtype = Dtype::float32;
+  bool negate = false, whole = false;  // whole: the row is not cut into chunks
+  int64_t n = 1, count = 1;
+  float parameter = 0;
+  RowOperand to, a, b, c;
+};
+
+// Steps that go through a row together, chunk by chunk: [begin, end) of the steps, for partitions [first, last).
+struct RowGroup {
+  uint32_t begin, end;
+  int64_t n, chunk;
+  int64_t first, last;
+};
+
+// The steps of an instruction; nothing if it has none: its rows must be run by the instruction itself.
+std::optional<std::vector<RowStep>> row_steps(const std::vector<Storage>& storages, const Instruction& instruction);
+
+// Adds steps [begin, steps.size()) of an instruction on partitions [first, last) to a segment's groups.
+void group_steps(std::span<const RowStep> steps, uint32_t begin, int64_t first, int64_t last,
+                 std::vector<RowGroup>& groups, size_t first_group);
+
+// An operand in memory: element i of row r is at base + r * pitch + i * element.
+struct RowPointer {
+  char* base = nullptr;
+  int64_t pitch = 0, element = 0;
+};
+struct ResolvedStep {
+  const RowStep* step;
+  RowPointer to, a, b, c;
+};
+// Runs the groups on partitions [begin, end); resolved: of step groups[0].begin and on.
+void run_row_steps(std::span<const RowGroup> groups, std::span<const ResolvedStep> resolved, int64_t begin,
+                   int64_t end);
+
+// out = function(in * scale + bias); what is neither scaled nor shifted keeps its bits, the sign of 0 too.
+void activate(Function function, const float* in, float scale, float bias, float parameter, float* out, int64_t n);
+
+}  // namespace neuron

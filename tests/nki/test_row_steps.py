@@ -1,0 +1,115 @@
+"""Runs of row-local instructions: traced, they go through the machine row by row; the bits are those of single steps."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import torchneuron.nki as nki
+import torchneuron.nki.isa as nisa
+import torchneuron.nki.language as nl
+
+F32 = np.float32
+WIDTHS = [1, 7, 500, 1024, 1025, 2600]
+
+
+def as_bits(a):
+    return np.ascontiguousarray(a).view(np.uint8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_softmax_and_norm(rng, dtype, width):
+    """Reductions, functions with scale and bias, accumulation, two-operator instructions: by NumPy in fp32."""
+
+    def kernel(x, w):
+        outs = [nl.ndarray(x.shape, nl.float32, nl.shared_hbm) for _ in range(2)]
+        rows, cols = x.shape
+        for i in range(0, rows, 50):  # not all partitions
+            n = min(50, rows - i)
+            t, weight = nl.ndarray((n, cols), x.dtype), nl.ndarray((n, cols), w.dtype)
+            m, s, e, y, q = (nl.ndarray((n, k), nl.float32) for k in (1, 1, cols, cols, cols))
+            nisa.dma_copy(t, x[i : i + n])
+            nisa.dma_copy(weight, w.ap([[0, n], [1, cols]]))
+            nisa.tensor_reduce(m, nl.maximum, t, 1, negate=True)
+            nisa.activation_reduce(e, nl.exp, t, nl.add, s, bias=m)
+            nisa.reciprocal(s, s)
+            nisa.tensor_scalar(e, e, nl.multiply, s)
+            nisa.dma_copy(outs[0][i : i + n], e)
+            nisa.tensor_reduce(m, nl.add, t, 1)
+            nisa.tensor_scalar(m, m, nl.multiply, 1.0 / cols)
+            nisa.tensor_scalar(y, t, nl.subtract, m)
+            nisa.activation_reduce(q, nl.square, y, nl.add, s)
+            nisa.tensor_scalar(s, s, nl.multiply, 1.0 / cols, op1=nl.add, operand1=1e-5)
+            nisa.activation(s, nl.rsqrt, s)
+            nisa.scalar_tensor_tensor(y, y, nl.multiply, s, nl.multiply, weight)
+            nisa.tensor_tensor(y, y, weight, nl.add)
+            nisa.dma_copy(outs[1][i : i + n], y)
+        return tuple(outs)
+
+    t = F32 if dtype == "float32" else np.dtype(dtype if dtype == "float16" else ml_dtypes.bfloat16)
+    x, w = (rng.standard_normal(s).astype(t) for s in ((128, width), (width,)))
+    x[3] = 0
+    traced, stepped = nki.jit(kernel)(x, w), nki.simulate(kernel)(x, w)
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    e = np.exp(x - x.max(1, keepdims=True))
+    y = x - x.mean(1, keepdims=True)
+    expected = e / e.sum(1, keepdims=True), y / np.sqrt((y**2).mean(1, keepdims=True) + 1e-5) * w + w
+    for a, b, c in zip(traced, stepped, expected):
+        np.testing.assert_array_equal(as_bits(a), as_bits(b))
+        np.testing.assert_allclose(a, c, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("width", [96, 3000])
+def test_what_an_instruction_reads_elsewhere_in_the_row(rng, width):
+    """Halves, strides, a row shifted onto itself, one column as a scalar: each sees what was there before it."""
+
+    def kernel(x):
+        out = nl.ndarray(x.shape, nl.float32, nl.shared_hbm)
+        cols, half = x.shape[1], x.shape[1] // 2
+        t, u = nl.ndarray(x.shape, nl.float32), nl.ndarray(x.shape, nl.bfloat16)
+        nisa.dma_copy(t, x)
+        nisa.tensor_tensor(t[:, :half], t[:, :half], t[:, half:], nl.add)
+        nisa.tensor_tensor(t[:, 0:cols:2], t[:, 0:cols:2], t[:, 1:cols:2], nl.subtract)
+        nisa.tensor_copy(u, t)
+        nisa.tensor_tensor(t[:, half:], t[:, half - 1 : cols - 1], t[:, half:], nl.maximum)
+        nisa.tensor_scalar(t, t, nl.add, t[:, 5:6])
+        nisa.tensor_tensor(t, t, u, nl.add)
+        nisa.dma_copy(out, t)
+        return out
+
+    x = rng.integers(-64, 64, (128, width)).astype(F32)
+    half, t = width // 2, x.copy()
+    t[:, :half] += t[:, half:]
+    t[:, ::2] -= t[:, 1::2]
+    u = t.astype(ml_dtypes.bfloat16).astype(F32)
+    t[:, half:] = np.maximum(t[:, half - 1 : -1], t[:, half:])
+    t = t + t[:, 5:6].copy() + u
+    np.testing.assert_array_equal(nki.simulate(kernel)(x), t)
+    np.testing.assert_array_equal(nki.jit(kernel)(x), t)
+
+
+def test_accumulation_registers_between_instructions(rng):
+    """A row's sum begins anew with each accumulating instruction; a tile keeps what another block of steps needs."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 3), nl.float32, nl.shared_hbm)
+        t, square, sums = (
+            nl.ndarray(x.shape, nl.float32),
+            nl.ndarray(x.shape, nl.float32),
+            nl.ndarray((128, 3), nl.float32),
+        )
+        nisa.dma_copy(t, x)
+        nisa.activation_reduce(square, nl.square, t, nl.add, sums[:, 0:1])
+        turned = nl.ndarray((128, 128), nl.float32, nl.psum)
+        nisa.nc_transpose(turned, t[:, :128], nisa.engine.tensor)
+        nisa.activation_reduce(square[:, :128], nl.copy, turned, nl.add, sums[:, 1:2])
+        nisa.activation_reduce(t, nl.copy, square, nl.add, sums[:, 2:3])
+        nisa.dma_copy(out, sums)
+        return out
+
+    x = rng.integers(-8, 8, (128, 1500)).astype(F32)
+    square = x**2
+    square[:, :128] = x[:, :128].T
+    expected = np.stack([(x**2).sum(1), x[:, :128].sum(0), square.sum(1)], 1)
+    np.testing.assert_array_equal(nki.simulate(kernel)(x), expected)
+    np.testing.assert_array_equal(nki.jit(kernel)(x), expected)
