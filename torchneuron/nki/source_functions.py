@@ -185,6 +185,90 @@ def log10(x):
     return log_edges(x, add_multiple(exponent, 0.30078125, 2.4874567e-4, -1.9043129e-12, rest))
 
 
+def erfc(x):
+    """1 - erf(x): from 1/4 on e^-(x^2), x^2 in a pair, times a polynomial in 1 / (x + 3/2)."""
+    a = nl.minimum(10.1, nl.maximum(0.25, x))
+    t = nl.reciprocal(nl.add(a, 1.5))
+    terms = (
+        4.8071823,
+        -10.670567,
+        5.0545044,
+        5.95647,
+        -6.7439833,
+        0.82956904,
+        0.40624207,
+        1.0099473,
+        0.8450653,
+        0.5642171,
+    )
+    r = nl.multiply(polynomial(terms, t), t)
+    square, square_low = two_product(a, a)
+    small = nl.greater(a, 8.0)  # e^-(x^2) is, and is scaled by e^32
+    e = nl.exp(nl.subtract(nl.where(small, 32.0, 0.0), square))
+    far = nl.multiply(nl.subtract(r, nl.multiply(r, square_low)), e)
+    far = nl.multiply(far, nl.where(small, 1.2664166e-14, 1.0))
+    return nl.where(nl.less(x, 0.25), nl.subtract(1.0, nl.erf(x)), far)
+
+
+def asin_part(a):
+    """p: asin(a) is p for a <= 1/2, and pi/2 - 2 p above, where p is the arc sine of sqrt((1 - a) / 2)."""
+    above = nl.greater(a, 0.5)
+    u = nl.where(above, nl.subtract(0.5, nl.multiply(a, 0.5)), nl.multiply(a, a))
+    s = nl.where(above, nl.sqrt(u), a)
+    terms = (0.042211797, 0.024152093, 0.04547604, 0.07495252, 0.16666754)
+    return nl.add(s, nl.multiply(s, nl.multiply(polynomial(terms, u), u)))
+
+
+def asin(x):
+    """The arc sine."""
+    a = nl.abs(x)
+    p = asin_part(a)
+    far = nl.subtract(1.57079637, nl.add(nl.multiply(p, 2.0), 4.3711388e-8))
+    return copysign(nl.where(nl.greater(a, 0.5), far, p), x)
+
+
+def acos(x):
+    """The arc cosine."""
+    a = nl.abs(x)
+    p = asin_part(a)
+    twice = nl.multiply(p, 2.0)
+    far = nl.where(nl.greater(x, 0.0), twice, nl.subtract(3.14159274, nl.add(twice, 8.7422777e-8)))
+    near = nl.subtract(1.57079637, nl.add(copysign(p, x), 4.3711388e-8))
+    return nl.where(nl.greater(a, 0.5), far, near)
+
+
+def atan2(y, x):
+    """The angle of the point (x, y): up to pi/4 an arc tangent, the others by symmetry."""
+    a, b = nl.abs(y), nl.abs(x)
+    steep = nl.greater(a, b)
+    low, high = nl.where(steep, b, a), nl.where(steep, a, b)
+    # 0 / 0 is 0 here, and infinity / infinity 1.
+    same = nl.where(nl.greater(high, 0.0), 1.0, high)
+    p = nl.arctan(nl.where(nl.equal(low, high), same, nl.divide(low, high)))
+    left = nl.less(x.view(nl.int32), 0)
+    start = nl.where(steep, 1.57079637, nl.where(left, 3.14159274, 0.0))
+    back = nl.negative(p)
+    turn = nl.where(steep, nl.where(left, p, back), nl.where(left, back, p))
+    return copysign(nl.add(start, nl.add(turn, nl.multiply(start, -2.7827534e-8))), y)  # the rest of pi
+
+
+def sinh(x):
+    """The hyperbolic sine; from e^(|x| - 1), which is finite where e^|x| no longer is."""
+    a = nl.abs(x)
+    u = nl.multiply(a, a)
+    e = nl.exp(nl.subtract(a, 1.0))
+    terms = (2.782229e-6, 1.9842894e-4, 0.0083333105, 0.16666667)
+    small = nl.add(a, nl.multiply(a, nl.multiply(polynomial(terms, u), u)))
+    large = nl.subtract(nl.multiply(e, 1.35914091), nl.multiply(nl.reciprocal(e), 0.18393973))
+    return copysign(nl.where(nl.less(a, 1.0), small, large), x)
+
+
+def cosh(x):
+    """The hyperbolic cosine."""
+    e = nl.exp(nl.subtract(nl.abs(x), 1.0))
+    return nl.add(nl.multiply(e, 1.35914091), nl.multiply(nl.reciprocal(e), 0.18393973))
+
+
 def negate(a):
     """-a of integers."""
     return nl.subtract(nl.full(a.shape, 0, dtype=nl.int32), a)
