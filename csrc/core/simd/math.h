@@ -115,19 +115,36 @@ NEURON_INLINE N exp_near(N x) {
   return p * from_bits((sum << 23) + 0x3f800000u);
 }
 
+// x = 2^exponent * (1 + f), 1 + f from sqrt(1/2) to sqrt(2), for positive finite x.
 template <class N>
-NEURON_INLINE N log(N x) {
+struct MantissaOf {
+  N exponent, f;
+};
+template <class N>
+NEURON_INLINE MantissaOf<N> mantissa(N x) {
   const auto tiny = x < 1.17549435e-38f;
-  const auto bits = to_bits(select(tiny, x * 8388608.0f, x));
-  const auto shifted = bits - 0x3f3504f3u;  // sqrt(1/2): mantissas from there to sqrt(2)
-  const N e = signed_to_float(shift_signed(shifted, 23)) - select(tiny, N(23.0f), N(0.0f));
-  const N f = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+  const auto shifted = to_bits(select(tiny, x * 8388608.0f, x)) - 0x3f3504f3u;
+  return {signed_to_float(shift_signed(shifted, 23)) - select(tiny, N(23.0f), N(0.0f)),
+          from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f};
+}
+// e * ln(2) + log(1 + f)
+template <class N>
+NEURON_INLINE N log_of(N e, N f) {
   // (log(1 + f) - f + f^2 / 2) / f^3
   static constexpr float c[] = {0.07150066f,  -0.11572523f, 0.11661972f, -0.12410901f, 0.14249881f,
                                 -0.16668485f, 0.2000071f,   -0.2499999f, 0.33333331f};
   const N u = f * f;
-  const N y = mad(e, N(0.693359375f), mad(N(-0.5f), u, mad(polynomial(c, f) * f, u, e * -2.12194440e-4f)) + f);
+  return mad(e, N(0.693359375f), mad(N(-0.5f), u, mad(polynomial(c, f) * f, u, e * -2.12194440e-4f)) + f);
+}
+// What a logarithm gives for 0, for infinity, and where there is none; `y` else.
+template <class N>
+NEURON_INLINE N log_edges(N x, N y) {
   return select(x > 0.0f, select(x < INFINITY, y, x), select(x == 0.0f, N(-INFINITY), N(NAN)));
+}
+template <class N>
+NEURON_INLINE N log(N x) {
+  const auto [e, f] = mantissa(x);
+  return log_edges(x, log_of(e, f));
 }
 
 template <class N>
@@ -259,18 +276,6 @@ NEURON_INLINE PairOf<N> two_product(N a, N b) {
   const N p = a * b;
   return {p, mad(a, b, -p)};
 }
-template <class N>
-NEURON_INLINE PairOf<N> multiply_pairs(PairOf<N> a, PairOf<N> b) {
-  const auto p = two_product(a.high, b.high);
-  return {p.high, p.low + (a.high * b.low + a.low * b.high)};
-}
-// e * (exact + rest + tiny) + b for integers e of a few bits, of which e * exact has no rounding error.
-template <class N>
-NEURON_INLINE N add_multiple(N e, const float (&c)[3], PairOf<N> b) {
-  const auto p = two_product(e, N(c[1]));
-  const auto s = two_sum(e * c[0], p.high), t = two_sum(s.high, b.high);
-  return t.high + ((t.low + s.low) + ((p.low + e * c[2]) + b.low));
-}
 // c[0] x^(n-1) + ... + c[n-1], each step rounded.
 template <class N, int Terms>
 NEURON_INLINE N rounded_polynomial(const float (&c)[Terms], N x) {
@@ -279,91 +284,35 @@ NEURON_INLINE N rounded_polynomial(const float (&c)[Terms], N x) {
   return p;
 }
 
-inline constexpr float kLn2[] = {0.693359375f, -2.1219444e-4f, 1.646595e-12f};   // the first one has 9 bits
-inline constexpr float kLog2[] = {0.30078125f, 2.4874567e-4f, -1.9043129e-12f};  // to base 10; 7 bits
-
+// ---- functions that printed programs spell out: each step is rounded, or a function above --------------------------
 template <class N>
 NEURON_INLINE N expm1(N x) {
-  const float magic = 12582912.0f;
-  const N limited = least(N(89.0f), greatest(N(-20.0f), x));
-  const N t = limited * 1.44269504f + magic, n = t - magic;
-  const auto far = two_product(n, N(kLn2[1]));
-  const auto near = two_sum(limited - n * kLn2[0], -far.high);
-  const PairOf<N> r{near.high, near.low - (far.low + n * kLn2[2])};
-  // e^r - 1 = r + r^2 * (1 / 2 + r * (1 / 6 + r * (1 / 24 + ...)))
-  static constexpr float c[] = {2.7557319e-6f, 2.4801588e-5f, 1.9841270e-4f,
-                                0.0013888889f, 0.0083333338f, 0.041666668f};
-  const auto s = fast_sum(N(0.16666667f), rounded_polynomial(c, r.high) * r.high);
-  const auto u = multiply_pairs(PairOf<N>{s.high, s.low - 4.967054e-9f}, r);
-  const auto v = fast_sum(N(0.5f), u.high);
-  const auto w = multiply_pairs(PairOf<N>{v.high, v.low + u.low}, multiply_pairs(r, r));
-  const auto e = fast_sum(r.high, w.high);
-  const N half = from_bits((to_bits(t) << 23) + 0x3f000000u);  // 2^(n - 1): 2^n may be beyond fp32's range
-  const auto less_one = two_sum(half, N(-0.5f)), y = two_sum(less_one.high, half * e.high);
-  const N result = 2.0f * (y.high + ((y.low + less_one.low) + half * (e.low + (r.low + w.low))));
-  const N small = with_sign_of(x + 0.5f * x * x, x);
-  return select(magnitude(x) < 1e-5f, small, select(x == x, result, x));
-}
-
-// log(x + low) = exponent * log(2) + rest for positive normal x.
-template <class N>
-struct LogParts {
-  N exponent;
-  PairOf<N> rest;
-};
-template <class N>
-NEURON_INLINE LogParts<N> log_parts(N x, N low) {
-  const auto shifted = to_bits(x) - 0x3f3504f3u;  // mantissas from sqrt(1/2) to sqrt(2)
-  const N exponent = signed_to_float(shift_signed(shifted, 23));
-  const N f = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
-  low = low * from_bits(to_bits(12583039.0f - least(exponent, N(127.0f))) << 23);  // times 2^-exponent
-  // log(1 + f) = 2 artanh(z), z = f / (2 + f)
-  const auto d = fast_sum(N(2.0f), f);
-  const N inverse = 1.0f / d.high, q = f * inverse;
-  const auto p = two_product(q, d.high);
-  const PairOf<N> z{q, (((f - p.high) - p.low) + (low - q * (d.low + low))) * inverse};
-  const auto u = multiply_pairs(z, z);
-  static constexpr float c[] = {0.15384616f, 0.18181819f, 0.22222222f, 0.2857143f, 0.4f};
-  const auto s = fast_sum(N(0.6666667f), rounded_polynomial(c, u.high) * u.high);
-  const auto tail = multiply_pairs(multiply_pairs(z, u), PairOf<N>{s.high, s.low - 1.9868216e-8f});
-  const auto sum = fast_sum(2.0f * z.high, tail.high);
-  return {exponent, {sum.high, sum.low + (2.0f * z.low + tail.low)}};
-}
-// What a logarithm gives for 0, for infinity, and where there is none; `y` else.
-template <class N>
-NEURON_INLINE N log_edges(N x, N y) {
-  return select(x > 0.0f, select(x < INFINITY, y, x), select(x == 0.0f, N(-INFINITY), N(NAN)));
+  // (e^x - 1 - x) / x^2 on |x| <= 0.7
+  static constexpr float c[] = {2.4821235e-05f, 2.0093776e-04f, 0.0013889929f, 0.008332652f,
+                                0.04166664f,    0.16666672f,    0.5f};
+  const N near = x + x * (rounded_polynomial(c, x) * x);
+  return select(magnitude(x) < 0.7f, with_sign_of(near, x), exp(x) - 1.0f);
 }
 template <class N>
 NEURON_INLINE N log1p(N x) {
   const auto s = two_sum(N(1.0f), x);
-  const auto l = log_parts(s.high, s.low);
-  const N y = add_multiple(l.exponent, kLn2, l.rest);
-  const N small = with_sign_of(x - 0.5f * x * x, x);
-  return select(magnitude(x) < 1e-5f, small, log_edges(x + 1.0f, y));
+  const N l = log(s.high), y = l + s.low * (1.0f / s.high);
+  return with_sign_of(select(magnitude(l) < INFINITY, y, l), x);
 }
-template <class N>
-NEURON_INLINE LogParts<N> log_parts_of_any(N x) {
-  const auto tiny = x < 1.17549435e-38f;
-  auto l = log_parts(select(tiny, x * 8388608.0f, x), N(0.0f));
-  l.exponent = l.exponent - select(tiny, N(23.0f), N(0.0f));
-  return l;
-}
+
 template <class N>
 NEURON_INLINE N log2(N x) {
-  const auto l = log_parts_of_any(x);
-  const auto rest = multiply_pairs(l.rest, PairOf<N>{N(1.442695f), N(1.925963e-8f)});
-  const auto sum = two_sum(l.exponent, rest.high);
-  return log_edges(x, sum.high + (sum.low + rest.low));
+  const auto [e, f] = mantissa(x);
+  const N l = log_of(N(0.0f), f);
+  return log_edges(x, e + (l * 1.442695f + l * 1.925963e-8f));  // 1 / log(2) in two parts
 }
 template <class N>
 NEURON_INLINE N log10(N x) {
-  const auto l = log_parts_of_any(x);
-  const auto rest = multiply_pairs(l.rest, PairOf<N>{N(0.4342945f), N(-1.010305e-8f)});
-  return log_edges(x, add_multiple(l.exponent, kLog2, rest));
+  const auto [e, f] = mantissa(x);
+  const N l = log_of(N(0.0f), f);
+  // log10(2) and 1 / log(10) in two parts, the first one of 7 bits
+  return log_edges(x, e * 0.30078125f + (e * 2.4874567e-4f + (l * 0.4342945f + l * -1.010305e-8f)));
 }
-
-// ---- functions that printed programs spell out: each step is rounded, or a function above --------------------------
 template <class N>
 NEURON_INLINE N erfc(N x) {
   const N a = least(N(10.1f), greatest(N(0.25f), x)), t = 1.0f / (a + 1.5f);
