@@ -58,6 +58,7 @@ OPERATIONS: dict[str, Operation] = {
     "fmod": Operation("nl.fmod({0}, {1})"),
     "remainder": Operation("nl.mod({0}, {1})"),
     "floor_div": Operation("floor_divide({0}, {1})", TILES, 8),
+    "atan2": Operation("atan2({0}, {1})", TILES, 8),
     "copysign": Operation("copysign({0}, {1})", TILES, 3),
     "eq": _comparison("equal"),
     "ne": _comparison("not_equal"),
@@ -96,18 +97,23 @@ OPERATIONS: dict[str, Operation] = {
     "reciprocal": Operation("nl.reciprocal({0})"),
     "exp": Operation("nl.exp({0})"),
     "exp2": Operation("nl.power(2.0, {0})"),
-    "expm1": Operation("expm1({0})", TILES, 16),
+    "expm1": Operation("expm1({0})", TILES, 5),
     "log": Operation("nl.log({0})"),
-    "log2": Operation("log2({0})", TILES, 16),
-    "log10": Operation("log10({0})", TILES, 16),
-    "log1p": Operation("log1p({0})", TILES, 16),
+    "log2": Operation("log2({0})", TILES, 7),
+    "log10": Operation("log10({0})", TILES, 7),
+    "log1p": Operation("log1p({0})", TILES, 7),
     "tanh": Operation("nl.tanh({0})"),
     "sigmoid": Operation("nl.sigmoid({0})"),
     "erf": Operation("nl.erf({0})"),
+    "erfc": Operation("erfc({0})", TILES, 12),
     "sin": Operation("nl.sin({0})"),
     "cos": Operation("nl.cos({0})"),
     "tan": Operation("nl.tan({0})"),
+    "asin": Operation("asin({0})", TILES, 6),
+    "acos": Operation("acos({0})", TILES, 7),
     "atan": Operation("nl.arctan({0})"),
+    "sinh": Operation("sinh({0})", TILES, 6),
+    "cosh": Operation("cosh({0})", TILES, 3),
     "floor": Operation("nl.floor({0})"),
     "ceil": Operation("nl.ceil({0})"),
     "trunc": Operation("nl.trunc({0})"),
@@ -166,12 +172,6 @@ ACCUMULATIONS = {
     "amin": ("nl.maximum", "nl.negative({0})", "nl.negative({0})"),
 }
 
-# Lane operations that NKI has no way to: no sequence of its fp32 instructions rounds as they do.
-_LIBRARY = "it is the C library's function, which NKI has not"
-MISSING: dict[str, str] = {
-    "erfc": "it is computed in double precision, which NKI has not",
-    **dict.fromkeys(("asin", "acos", "atan2", "sinh", "cosh"), _LIBRARY),
-}
 # Functions of nl that the API has and that Neuron devices refuse: they run in simulators alone.
 SIMULATOR_ONLY = ("divide", "fmod", "mod")
 
@@ -638,11 +638,6 @@ class Printer:
         if s.op == "copy":
             self.copies[s.out] = self.copies.get(s.inputs[0], s.inputs[0])
             return
-        if s.op not in OPERATIONS:
-            raise NoNkiForm(
-                f"{s.op} ({_core.LANE_OPS[s.op][3]}) has no NKI form with the same bits: "
-                f"{MISSING.get(s.op, 'nobody wrote one')}; step v{s.out} of {' '.join(self.p.operators)}"
-            )
         row = OPERATIONS[s.op]
         values = [self._value(s, k) for k in range(len(s.inputs))]
         full = any(v.form == "full" for v in values)

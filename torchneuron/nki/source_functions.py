@@ -54,12 +54,6 @@ def two_sum(a, b):
     return total, nl.add(nl.subtract(a, nl.subtract(total, part)), nl.subtract(b, part))
 
 
-def fast_sum(a, b):
-    """two_sum where a is not smaller."""
-    total = nl.add(a, b)
-    return total, nl.subtract(b, nl.subtract(total, a))
-
-
 def two_product(a, b):
     """a * b and its rounding error, from products of halves, which have none."""
 
@@ -75,21 +69,6 @@ def two_product(a, b):
     return product, nl.add(error, nl.multiply(a_low, b_low))
 
 
-def multiply_pairs(a, b):
-    """The product of two pairs."""
-    high, low = two_product(a[0], b[0])
-    return high, nl.add(low, nl.add(nl.multiply(a[0], b[1]), nl.multiply(a[1], b[0])))
-
-
-def add_multiple(e, exact, rest, tiny, b):
-    """e * (exact + rest + tiny) + b, a pair, for integers e of a few bits, of which e * exact has no rounding error."""
-    high, low = two_product(e, nl.full(e.shape, rest, dtype=nl.float32))
-    first, first_low = two_sum(nl.multiply(e, exact), high)
-    total, total_low = two_sum(first, b[0])
-    lows = nl.add(nl.add(low, nl.multiply(e, tiny)), b[1])
-    return nl.add(total, nl.add(nl.add(total_low, first_low), lows))
-
-
 def polynomial(coefficients, x):
     """c[0] x^(n-1) + ... + c[n-1], each step rounded."""
     value = nl.full(x.shape, coefficients[0], dtype=nl.float32)
@@ -100,51 +79,28 @@ def polynomial(coefficients, x):
 
 def expm1(x):
     """e^x - 1."""
-    limited = nl.minimum(89.0, nl.maximum(-20.0, x))
-    n = nl.subtract(nl.add(nl.multiply(limited, 1.44269504), 12582912.0), 12582912.0)  # nearest integers
-    # r = x - n log(2), in pairs.
-    far, far_low = two_product(n, nl.full(x.shape, -2.1219444e-4, dtype=nl.float32))
-    near, near_low = two_sum(nl.subtract(limited, nl.multiply(n, 0.693359375)), nl.negative(far))
-    r = near, nl.subtract(near_low, nl.add(far_low, nl.multiply(n, 1.646595e-12)))
-    # e^r - 1 = r + r^2 * (1 / 2 + r * (1 / 6 + r * (1 / 24 + ...)))
-    terms = (2.7557319e-6, 2.4801588e-5, 1.984127e-4, 0.0013888889, 0.0083333338, 0.041666668)
-    sixth, sixth_low = fast_sum(0.16666667, nl.multiply(polynomial(terms, r[0]), r[0]))
-    u = multiply_pairs((sixth, nl.subtract(sixth_low, 4.967054e-9)), r)
-    v, v_low = fast_sum(0.5, u[0])
-    w = multiply_pairs((v, nl.add(v_low, u[1])), multiply_pairs(r, r))
-    high, low = fast_sum(r[0], w[0])
-    # 2^(n - 1), as 2^n may be beyond fp32's range
-    half = nl.left_shift(nl.copy(nl.add(n, 126.0), dtype=nl.int32), 23).view(nl.float32)
-    less_one, less_one_low = two_sum(half, -0.5)
-    y, y_low = two_sum(less_one, nl.multiply(half, high))
-    lows = nl.add(nl.add(y_low, less_one_low), nl.multiply(half, nl.add(low, nl.add(r[1], w[1]))))
-    y = nl.multiply(nl.add(y, lows), 2.0)
-    small = copysign(nl.add(x, nl.multiply(nl.multiply(x, 0.5), x)), x)
-    return nl.where(nl.less(nl.abs(x), 1e-5), small, nl.where(nl.equal(x, x), y, x))
+    terms = (2.4821235e-5, 2.0093776e-4, 0.0013889929, 0.008332652, 0.04166664, 0.16666672, 0.5)
+    near = nl.add(x, nl.multiply(x, nl.multiply(polynomial(terms, x), x)))
+    return nl.where(nl.less(nl.abs(x), 0.7), copysign(near, x), nl.subtract(nl.exp(x), 1.0))
 
 
-def log_parts(x, low):
-    """log(x + low) = exponent * log(2) + rest, for positive normal x."""
-    bits = nl.subtract(x.view(nl.int32), nl.full(x.shape, 0x3F3504F3, dtype=nl.int32))
+def log1p(x):
+    """log(1 + x): the logarithm of what 1 + x is rounded to, and its slope times the rounding error."""
+    near, low = two_sum(1.0, x)
+    log = nl.log(near)
+    y = nl.add(log, nl.multiply(low, nl.reciprocal(near)))
+    return copysign(nl.where(nl.less(nl.abs(log), float("inf")), y, log), x)
+
+
+def log_parts(x):
+    """x = 2^exponent * m: the exponent, and the logarithm of m, which is from sqrt(1/2) to sqrt(2)."""
+    tiny = nl.less(x, 1.17549435e-38)
+    normal = nl.where(tiny, nl.multiply(x, 8388608.0), x)
+    bits = nl.subtract(normal.view(nl.int32), nl.full(x.shape, 0x3F3504F3, dtype=nl.int32))
     biased = nl.add(bits, nl.full(x.shape, 0x3F800000, dtype=nl.int32))
     exponent = nl.subtract(nl.copy(nl.right_shift(biased, 23), dtype=nl.float32), 127.0)
-    mantissa = nl.add(nl.bitwise_and(bits, 0x007FFFFF), nl.full(x.shape, 0x3F3504F3, dtype=nl.int32))
-    f = nl.subtract(mantissa.view(nl.float32), 1.0)
-    shift = nl.copy(nl.subtract(127.0, nl.minimum(exponent, 127.0)), dtype=nl.int32)
-    low = nl.multiply(low, nl.left_shift(shift, 23).view(nl.float32))  # times 2^-exponent
-    # log(1 + f) = 2 artanh(z), z = f / (2 + f)
-    d, d_low = fast_sum(2.0, f)
-    inverse = nl.reciprocal(d)
-    q = nl.multiply(f, inverse)
-    p, p_low = two_product(q, d)
-    rest = nl.add(nl.subtract(nl.subtract(f, p), p_low), nl.subtract(low, nl.multiply(q, nl.add(d_low, low))))
-    z = q, nl.multiply(rest, inverse)
-    u = multiply_pairs(z, z)
-    terms = (0.15384616, 0.18181819, 0.22222222, 0.2857143, 0.4)
-    third, third_low = fast_sum(0.6666667, nl.multiply(polynomial(terms, u[0]), u[0]))
-    tail = multiply_pairs(multiply_pairs(z, u), (third, nl.subtract(third_low, 1.9868216e-8)))
-    high, high_low = fast_sum(nl.multiply(z[0], 2.0), tail[0])
-    return exponent, (high, nl.add(high_low, nl.add(nl.multiply(z[1], 2.0), tail[1])))
+    m = nl.add(nl.bitwise_and(bits, 0x007FFFFF), nl.full(x.shape, 0x3F3504F3, dtype=nl.int32))
+    return nl.subtract(exponent, nl.multiply(tiny, 23.0)), nl.log(m.view(nl.float32))
 
 
 def log_edges(x, y):
@@ -154,35 +110,102 @@ def log_edges(x, y):
     return nl.where(nl.greater(x, 0.0), finite, nl.where(nl.equal(x, 0.0), float("-inf"), none))
 
 
-def log1p(x):
-    """log(1 + x)."""
-    exponent, rest = log_parts(*two_sum(1.0, x))
-    y = add_multiple(exponent, 0.693359375, -2.1219444e-4, 1.646595e-12, rest)
-    small = copysign(nl.subtract(x, nl.multiply(nl.multiply(x, 0.5), x)), x)
-    return nl.where(nl.less(nl.abs(x), 1e-5), small, log_edges(nl.add(x, 1.0), y))
-
-
-def log_parts_of_any(x):
-    """log_parts, of subnormal x, too."""
-    tiny = nl.less(x, 1.17549435e-38)
-    normal = nl.where(tiny, nl.multiply(x, 8388608.0), x)
-    exponent, rest = log_parts(normal, nl.full(x.shape, 0.0, dtype=nl.float32))
-    return nl.subtract(exponent, nl.multiply(tiny, 23.0)), rest
-
-
 def log2(x):
     """The logarithm to base 2."""
-    exponent, rest = log_parts_of_any(x)
-    rest = multiply_pairs(rest, (nl.full(x.shape, 1.442695, dtype=nl.float32), 1.925963e-8))
-    high, low = two_sum(exponent, rest[0])
-    return log_edges(x, nl.add(high, nl.add(low, rest[1])))
+    exponent, rest = log_parts(x)
+    return log_edges(x, nl.add(exponent, nl.add(nl.multiply(rest, 1.442695), nl.multiply(rest, 1.925963e-8))))
 
 
 def log10(x):
     """The logarithm to base 10."""
-    exponent, rest = log_parts_of_any(x)
-    rest = multiply_pairs(rest, (nl.full(x.shape, 0.4342945, dtype=nl.float32), -1.010305e-8))
-    return log_edges(x, add_multiple(exponent, 0.30078125, 2.4874567e-4, -1.9043129e-12, rest))
+    exponent, rest = log_parts(x)
+    rest = nl.add(nl.multiply(rest, 0.4342945), nl.multiply(rest, -1.010305e-8))
+    rest = nl.add(nl.multiply(exponent, 2.4874567e-4), rest)
+    return log_edges(x, nl.add(nl.multiply(exponent, 0.30078125), rest))
+
+
+def erfc(x):
+    """1 - erf(x): from 1/4 on e^-(x^2), x^2 in a pair, times a polynomial in 1 / (x + 3/2)."""
+    a = nl.minimum(10.1, nl.maximum(0.25, x))
+    t = nl.reciprocal(nl.add(a, 1.5))
+    terms = (
+        4.8071823,
+        -10.670567,
+        5.0545044,
+        5.95647,
+        -6.7439833,
+        0.82956904,
+        0.40624207,
+        1.0099473,
+        0.8450653,
+        0.5642171,
+    )
+    r = nl.multiply(polynomial(terms, t), t)
+    square, square_low = two_product(a, a)
+    small = nl.greater(a, 8.0)  # e^-(x^2) is, and is scaled by e^32
+    e = nl.exp(nl.subtract(nl.where(small, 32.0, 0.0), square))
+    far = nl.multiply(nl.subtract(r, nl.multiply(r, square_low)), e)
+    far = nl.multiply(far, nl.where(small, 1.2664166e-14, 1.0))
+    return nl.where(nl.less(x, 0.25), nl.subtract(1.0, nl.erf(x)), far)
+
+
+def asin_part(a):
+    """p: asin(a) is p for a <= 1/2, and pi/2 - 2 p above, where p is the arc sine of sqrt((1 - a) / 2)."""
+    above = nl.greater(a, 0.5)
+    u = nl.where(above, nl.subtract(0.5, nl.multiply(a, 0.5)), nl.multiply(a, a))
+    s = nl.where(above, nl.sqrt(u), a)
+    terms = (0.042211797, 0.024152093, 0.04547604, 0.07495252, 0.16666754)
+    return nl.add(s, nl.multiply(s, nl.multiply(polynomial(terms, u), u)))
+
+
+def asin(x):
+    """The arc sine."""
+    a = nl.abs(x)
+    p = asin_part(a)
+    far = nl.subtract(1.57079637, nl.add(nl.multiply(p, 2.0), 4.3711388e-8))
+    return copysign(nl.where(nl.greater(a, 0.5), far, p), x)
+
+
+def acos(x):
+    """The arc cosine."""
+    a = nl.abs(x)
+    p = asin_part(a)
+    twice = nl.multiply(p, 2.0)
+    far = nl.where(nl.greater(x, 0.0), twice, nl.subtract(3.14159274, nl.add(twice, 8.7422777e-8)))
+    near = nl.subtract(1.57079637, nl.add(copysign(p, x), 4.3711388e-8))
+    return nl.where(nl.greater(a, 0.5), far, near)
+
+
+def atan2(y, x):
+    """The angle of the point (x, y): up to pi/4 an arc tangent, the others by symmetry."""
+    a, b = nl.abs(y), nl.abs(x)
+    steep = nl.greater(a, b)
+    low, high = nl.where(steep, b, a), nl.where(steep, a, b)
+    # 0 / 0 is 0 here, and infinity / infinity 1.
+    same = nl.where(nl.greater(high, 0.0), 1.0, high)
+    p = nl.arctan(nl.where(nl.equal(low, high), same, nl.divide(low, high)))
+    left = nl.less(x.view(nl.int32), 0)
+    start = nl.where(steep, 1.57079637, nl.where(left, 3.14159274, 0.0))
+    back = nl.negative(p)
+    turn = nl.where(steep, nl.where(left, p, back), nl.where(left, back, p))
+    return copysign(nl.add(start, nl.add(turn, nl.multiply(start, -2.7827534e-8))), y)  # the rest of pi
+
+
+def sinh(x):
+    """The hyperbolic sine; from e^(|x| - 1), which is finite where e^|x| no longer is."""
+    a = nl.abs(x)
+    u = nl.multiply(a, a)
+    e = nl.exp(nl.subtract(a, 1.0))
+    terms = (2.782229e-6, 1.9842894e-4, 0.0083333105, 0.16666667)
+    small = nl.add(a, nl.multiply(a, nl.multiply(polynomial(terms, u), u)))
+    large = nl.subtract(nl.multiply(e, 1.35914091), nl.multiply(nl.reciprocal(e), 0.18393973))
+    return copysign(nl.where(nl.less(a, 1.0), small, large), x)
+
+
+def cosh(x):
+    """The hyperbolic cosine."""
+    e = nl.exp(nl.subtract(nl.abs(x), 1.0))
+    return nl.add(nl.multiply(e, 1.35914091), nl.multiply(nl.reciprocal(e), 0.18393973))
 
 
 def negate(a):

@@ -30,9 +30,9 @@ struct Level {
   const LaneKernels& lanes;
 };
 
-Level choose() {
+// The level of that name, or the best of the machine's below it; without a name the best.
+Level choose([[maybe_unused]] const char* wanted) {
 #ifdef NEURON_X86_LEVELS
-  const char* wanted = std::getenv("NEURON_SIMD");
   auto may = [&](const char* level) { return !wanted || std::strcmp(wanted, level) == 0; };
   if (may("avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
@@ -48,7 +48,7 @@ Level choose() {
 }
 
 const Level& level() {
-  static const Level l = choose();
+  static const Level l = choose(std::getenv("NEURON_SIMD"));
   return l;
 }
 
@@ -56,5 +56,6 @@ const Level& level() {
 
 const Kernels& kernels() { return level().kernels; }
 const LaneKernels& lane_kernels() { return level().lanes; }
+const LaneKernels& lane_kernels(const char* name) { return choose(name).lanes; }
 
 }  // namespace neuron

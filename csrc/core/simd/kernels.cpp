@@ -267,7 +267,6 @@ OP(logical_and, (a != 0.0f) & (b != 0.0f) ? 1.0f : 0.0f)
 OP(logical_or, (a != 0.0f) | (b != 0.0f) ? 1.0f : 0.0f)
 OP(logical_xor, (a != 0.0f) != (b != 0.0f) ? 1.0f : 0.0f)
 OP(logical_not, a == 0.0f ? 1.0f : 0.0f)
-OP(power, math::pow(a, b))
 OP(abs_max, std::fabs(a) > std::fabs(b) ? a : b)
 OP(abs_min, std::fabs(a) < std::fabs(b) ? a : b)
 OP(abs, std::fabs(a))
@@ -276,18 +275,38 @@ OP(relu, a > 0.0f ? a : 0.0f)
 OP(rsqrt, 1.0f / std::sqrt(a))
 OP(reciprocal, 1.0f / a)
 OP(divide, a / b)
-OP(fmod, std::fmod(a, b))
 OP(average, a + b)
 #undef OP
-struct mod {  // the remainder with the sign of b
-  static float apply(float a, float b) {
-    const float r = std::fmod(a, b);
-    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
-  }
-};
+// Of floats or packs.
+#define WIDE_OP(NAME, F)                     \
+  struct NAME {                              \
+    template <class N>                       \
+    NEURON_INLINE static N apply(N a, N b) { \
+      return math::F(a, b);                  \
+    }                                        \
+  };
+WIDE_OP(power, pow)
+WIDE_OP(fmod, fmod)
+WIDE_OP(mod, remainder)
+#undef WIDE_OP
 
 template <class Op>
 void binary(const float* a, int sa, const float* b, int sb, float* out, int64_t n) {
+#ifdef __FMA__
+  using P = Floats<4>;
+  if constexpr (requires { Op::apply(P(), P()); }) {
+    auto pack = [](const float* from, int step, int64_t i, int64_t m) {
+      return step ? (m < P::kLanes ? P::load(from + i, m) : P::load(from + i)) : P(*from);
+    };
+    for (int64_t i = 0; i < n; i += P::kLanes) {
+      const int64_t m = std::min<int64_t>(P::kLanes, n - i);
+      float lanes[P::kLanes];
+      Op::apply(pack(a, sa, i, m), pack(b, sb, i, m)).store(lanes);
+      std::copy(lanes, lanes + m, out + i);
+    }
+    return;
+  }
+#endif
   if (sa && sb)
     for (int64_t i = 0; i < n; ++i) out[i] = Op::apply(a[i], b[i]);
   else if (sa) {
@@ -411,13 +430,16 @@ constexpr std::array<Kernels::Unary, kFunctions> function_table() {
   WIDE(erf_dx, erf_dx)
   WIDE(exp, exp)
   WIDE(log, log)
+  WIDE(arctan, atan)
+  WIDE(sin_reduced, sin_any)
+  WIDE(cos_reduced, cos_any)
+  WIDE(tan_reduced, tan_any)
 #undef WIDE
   FN(copy, x)
   FN(square, x * x)
   FN(relu, x > 0.0f ? x : (x != x ? x : 0.0f))
   FN(prelu, x > 0.0f ? x : p * x)
   FN(sin, math::sin(x))
-  FN(arctan, std::atan(x))
   FN(sqrt, std::sqrt(x))
   FN(rsqrt, 1.0f / std::sqrt(x))
   FN(reciprocal, 1.0f / x)
@@ -425,9 +447,6 @@ constexpr std::array<Kernels::Unary, kFunctions> function_table() {
   FN(abs, std::fabs(x))
   FN(logical_not, x == 0.0f ? 1.0f : 0.0f)
   FN(negative, -x)
-  FN(sin_reduced, (math::any_angle<math::sin_any, std::sin>(x)))
-  FN(cos_reduced, (math::any_angle<math::cos_any, std::cos>(x)))
-  FN(tan_reduced, (math::any_angle<math::tan_any, std::tan>(x)))
   FN(ceil, std::ceil(x))
   FN(floor, std::floor(x))
   FN(trunc, std::trunc(x))

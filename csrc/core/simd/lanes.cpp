@@ -161,33 +161,10 @@ inline float bf16(float f) {
   const uint32_t b = to_bits(f), rounded = (b + 0x7fffu + (b >> 16 & 1)) & 0xffff0000u;
   return from_bits(f != f ? (b | 0x400000u) & 0xffff0000u : rounded);
 }
-// The nearest value that float16 has.
-inline float f16(float f) {
-  const uint32_t b = to_bits(f), sign = b & 0x80000000u, magnitude = b & 0x7fffffffu;
-  const uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1)) & ~0x1fffu;
-  const uint32_t subnormal = to_bits((from_bits(magnitude) + 0.5f) - 0.5f);
-  uint32_t r = magnitude < 0x38800000u ? subnormal : normal;
-  r = r >= 0x47800000u ? 0x7f800000u : r;
-  r = magnitude > 0x7f800000u ? 0x7fc00000u : r;
-  return from_bits(sign | r);
-}
 inline int32_t integer(float f) {  // as x86 converts
   const bool fits = f >= -2147483648.0f && f < 2147483648.0f;
   const int32_t i = static_cast<int32_t>(fits ? f : 0.0f);
   return fits ? i : INT32_MIN;
-}
-inline float floor_divide(float a, float b) {  // Python's: the quotient of what is left without the remainder
-  if (b == 0.0f) return a / b;
-  const float mod = std::fmod(a, b);
-  float div = (a - mod) / b;
-  if (mod != 0.0f && (b < 0.0f) != (mod < 0.0f)) div -= 1.0f;
-  if (div == 0.0f) return std::copysign(0.0f, a / b);
-  const float f = std::floor(div);
-  return div - f > 0.5f ? f + 1.0f : f;
-}
-inline float signed_remainder(float a, float b) {
-  const float r = std::fmod(a, b);
-  return r != 0.0f && (b < 0.0f) != (r < 0.0f) ? r + b : r;
 }
 inline int32_t quotient(int32_t a, int32_t b) { return b == -1 ? static_cast<int32_t>(0u - static_cast<U>(a)) : a / b; }
 inline int32_t rest(int32_t a, int32_t b) { return b == -1 ? 0 : a % b; }
@@ -215,11 +192,11 @@ WIDE2(maximum, math::select(a != a, a, math::greatest(a, b)))
 WIDE2(minimum, math::select(a != a, a, math::least(a, b)))
 WIDE2(fmax, math::select(b != b, a, math::greatest(a, b)))
 WIDE2(fmin, math::select(b != b, a, math::least(a, b)))
-F2(pow, float, math::pow(a, b))
-F2(fmod, float, std::fmod(a, b))
-F2(remainder, float, signed_remainder(a, b))
-F2(floor_div, float, floor_divide(a, b))
-F2(atan2, float, std::atan2(a, b))
+WIDE2(pow, one_nan(math::pow(a, b)))
+WIDE2(fmod, one_nan(math::fmod(a, b)))
+WIDE2(remainder, one_nan(math::remainder(a, b)))
+WIDE2(floor_div, one_nan(math::floor_divide(a, b)))
+WIDE2(atan2, one_nan(math::atan2(a, b)))
 WIDE2(copysign, math::with_sign_of(a, b))
 WIDE2(eq, a == b)
 WIDE2(ne, a != b)
@@ -262,7 +239,7 @@ WIDE1(sqrt, math::root(a))
 WIDE1(rsqrt, 1.0f / math::root(a))
 WIDE1(reciprocal, 1.0f / a)
 WIDE1(exp, math::exp(a))
-F1(exp2, float, math::exp2(a))
+WIDE1(exp2, math::exp2(a))
 WIDE1(expm1, math::expm1(a))
 WIDE1(log, math::log(a))
 WIDE1(log2, math::log2(a))
@@ -271,12 +248,15 @@ WIDE1(log1p, math::log1p(a))
 WIDE1(tanh, math::tanh(a))
 WIDE1(sigmoid, math::sigmoid(a))
 WIDE1(erf, math::erf(a))
-F1(erfc, float, static_cast<float>(std::erfc(static_cast<double>(a))))
-F1(asin, float, std::asin(a))
-F1(acos, float, std::acos(a))
-F1(atan, float, std::atan(a))
-F1(sinh, float, std::sinh(a))
-F1(cosh, float, std::cosh(a))
+WIDE1(sin, math::sin_any(a))
+WIDE1(cos, math::cos_any(a))
+WIDE1(tan, math::tan_any(a))
+WIDE1(erfc, math::erfc(a))
+WIDE1(asin, one_nan(math::asin(a)))
+WIDE1(acos, one_nan(math::acos(a)))
+WIDE1(atan, math::atan(a))
+WIDE1(sinh, math::sinh(a))
+WIDE1(cosh, math::cosh(a))
 F1(floor, float, std::floor(a))
 F1(ceil, float, std::ceil(a))
 F1(trunc, float, std::trunc(a))
@@ -297,7 +277,7 @@ F1(to_int, float, integer(a))
 WIDE1(nonzero, a != 0.0f)
 F1(inonzero, I, a != 0)
 F1(round_bf16, float, bf16(a))
-F1(round_f16, float, f16(a))
+WIDE1(round_f16, math::nearest_half(a))
 F1(wrap_i8, I, static_cast<I>(static_cast<int8_t>(a)))
 F1(wrap_u8, I, static_cast<I>(static_cast<uint8_t>(a)))
 #undef WIDE1
@@ -305,32 +285,6 @@ F1(wrap_u8, I, static_cast<I>(static_cast<uint8_t>(a)))
 #undef WIDE3
 #undef F1
 #undef F2
-
-// any_angle() by blocks, as angles too large for the vector form are rare.
-template <float (*Near)(float), double (*Far)(double)>
-void angle_row(void* out, const void* a, int vectors, int64_t n) {
-  constexpr int64_t kBlock = 256;
-  const auto* x = static_cast<const float*>(a);
-  auto* o = static_cast<float*>(out);
-  for (int64_t at = 0; at < n; at += kBlock) {
-    const int64_t m = std::min(kBlock, n - at);
-    float in[kBlock];
-    if (vectors)
-      std::copy(x + at, x + at + m, in);
-    else
-      std::fill(in, in + m, *x);
-    bool far = false;
-    for (int64_t i = 0; i < m; ++i) far |= !(std::fabs(in[i]) < math::kReducible);
-    for (int64_t i = 0; i < m; ++i) o[at + i] = Near(in[i]);
-    if (far)
-      for (int64_t i = 0; i < m; ++i) o[at + i] = math::any_angle<Near, Far>(in[i]);
-  }
-}
-template <float (*Near)(float), double (*Far)(double)>
-void angle(void* out, const void* a, const void*, const void*, int vectors, const LaneRows& rows) {
-  for (int64_t r = 0; r < rows.rows; ++r)
-    angle_row<Near, Far>(static_cast<char*>(out) + r * rows.out_pitch, rows.input(0, a, r), vectors, rows.n);
-}
 
 // ---- random bits ---------------------------------------------------------------------------------------------------
 // Philox 4x32-10 (Salmon et al., SC11). Counter: offset + i / 4; word i % 4 of its result.
@@ -498,7 +452,7 @@ LaneKernels make() {
   OP(copy) OP(exp) OP(log) OP(tanh) OP(sigmoid) OP(erf) OP(select) OP(add) OP(sub) OP(mul) OP(div) OP(maximum) OP(minimum) OP(fmax) OP(fmin) OP(pow) OP(fmod) OP(remainder)
   OP(floor_div) OP(atan2) OP(copysign) OP(eq) OP(ne) OP(lt) OP(le) OP(gt) OP(ge) OP(iadd) OP(isub) OP(imul) OP(imaximum)
   OP(iminimum) OP(ieq) OP(ine) OP(ilt) OP(ile) OP(igt) OP(ige) OP(iand) OP(ior) OP(ixor) OP(neg) OP(abs) OP(sign)
-  OP(sqrt) OP(rsqrt) OP(reciprocal) OP(exp2) OP(expm1) OP(log2) OP(log10) OP(log1p)
+  OP(sqrt) OP(rsqrt) OP(reciprocal) OP(exp2) OP(expm1) OP(log2) OP(log10) OP(log1p) OP(sin) OP(cos) OP(tan)
   OP(erfc) OP(asin) OP(acos) OP(atan) OP(sinh) OP(cosh) OP(floor) OP(ceil) OP(trunc) OP(round)
   OP(mul_add) OP(mul_sub) OP(mul_rsub) OP(mul_mul) OP(add_mul) OP(add_add) OP(sub_mul) OP(sub_add) OP(div_add) OP(exp_neg) OP(exp_sub) OP(swish) OP(swish_mul)
   OP(isnan) OP(isinf) OP(ineg) OP(iabs) OP(isign) OP(inot) OP(iszero) OP(iremainder) OP(ifmod) OP(ifloor_div)
@@ -507,9 +461,6 @@ LaneKernels make() {
 #undef OP
 #undef FUNCTION
 #undef CALL
-                                      set(LaneOp::sin, angle<math::sin_any, std::sin>);
-  set(LaneOp::cos, angle<math::cos_any, std::cos>);
-  set(LaneOp::tan, angle<math::tan_any, std::tan>);
   set(LaneOp::uniform_bits, uniform_bits);
   reduce(LaneOp::sum, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
     fold<float, plus>(o, a, n, rows, pitch, 0.0f);

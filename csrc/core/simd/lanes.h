@@ -35,5 +35,7 @@ struct LaneKernels {
 };
 
 const LaneKernels& lane_kernels();
+const LaneKernels& lane_kernels(
+    const char* level);  // baseline, avx2 or avx512; a lower one if the machine has not that
 
 }  // namespace neuron

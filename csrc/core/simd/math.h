@@ -1,6 +1,7 @@
 // Elementary functions in fp32 without branches, for vectors: most are templates, of float or of packs of lanes
-// (pack.h) with the same bits. Polynomials are Chebyshev fits over the stated intervals; tests/core/kernels_test.cpp
-// bounds the error of each function against libm.
+// (pack.h) with the same bits. Polynomials are minimax fits over the stated intervals (Lawson's iteration on Chebyshev
+// nodes, coefficients rounded to fp32 one after the other, from the lowest, and the others fitted again);
+// tests/core/kernels_test.cpp bounds the error of each function against libm.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -19,6 +20,13 @@ inline T select(bool c, T a, T b) {
   return c ? a : b;
 }
 inline float root(float a) { return std::sqrt(a); }
+inline float floor(float a) { return std::floor(a); }
+inline bool any(bool a) { return a; }
+inline float lookup(const float (&table)[16], uint32_t a) { return table[a & 15]; }
+template <class F, class... Rest>
+inline float lane_by_lane(F f, float a, Rest... rest) {
+  return f(a, rest...);
+}
 inline uint32_t shift_signed(uint32_t a, int n) { return static_cast<uint32_t>(static_cast<int32_t>(a) >> n); }
 inline float signed_to_float(uint32_t a) { return static_cast<float>(static_cast<int32_t>(a)); }
 
@@ -45,6 +53,22 @@ template <class N>
 NEURON_INLINE N with_sign_of(N a, N sign) {
   return from_bits((to_bits(a) & 0x7fffffffu) | (to_bits(sign) & 0x80000000u));
 }
+// The nearest value that float16 has, which may be infinite; one NaN of each sign.
+inline float nearest_half(float f) {
+  const uint32_t b = to_bits(f), sign = b & 0x80000000u, magnitude = b & 0x7fffffffu;
+  const uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1)) & ~0x1fffu;
+  const uint32_t subnormal = to_bits((from_bits(magnitude) + 0.5f) - 0.5f);
+  uint32_t r = magnitude < 0x38800000u ? subnormal : normal;
+  r = r >= 0x47800000u ? 0x7f800000u : r;
+  r = magnitude > 0x7f800000u ? 0x7fc00000u : r;
+  return from_bits(sign | r);
+}
+#ifdef __FMA__
+template <int K>
+NEURON_INLINE Floats<K> nearest_half(const Floats<K>& f) {
+  return select(f == f, through_half(f), with_sign_of(Floats<K>(from_bits(0x7fc00000u)), f));
+}
+#endif
 // c[0] x^(n-1) + ... + c[n-1]
 template <class N, int Terms>
 NEURON_INLINE N polynomial(const float (&c)[Terms], N x) {
@@ -53,47 +77,74 @@ NEURON_INLINE N polynomial(const float (&c)[Terms], N x) {
   return p;
 }
 
-// e^x = p * 2^k for |x| < 2^21. The low bits of `exponent` are k.
+inline constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction bits left
+
+// p * 2^n rounded once, for p from 1/2 to 2 and n from -250 to 250. n is what `sum`, the bits of kMagic + n, end with.
+template <class N, class Bits>
+NEURON_INLINE N scaled(N p, Bits sum) {
+  if constexpr (requires { times_power(p, p); }) {
+    return times_power(p, from_bits(sum) - kMagic);
+  } else {
+    const auto k = sum << 23, half = shift_signed(k, 1) & 0xff800000u;  // 2^n may be beyond fp32, its factors are not
+    return p * from_bits(half + 0x3f800000u) * from_bits(k - half + 0x3f800000u);
+  }
+}
+// e^x = p * 2^n for |x| < 2^21.
 template <class N>
 NEURON_INLINE auto exp_parts(N x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction bits left
-  const N t = mad(x, N(1.44269504f), N(magic)), n = t - magic;
+  const N t = mad(x, N(1.44269504f), N(kMagic)), n = t - kMagic;
   const N r = mad(n, N(2.12194440e-4f), mad(n, N(-0.693359375f), x));  // ln 2 in two parts
   // (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2
-  static constexpr float c[] = {0.00019899367f, 0.0013933654f, 0.0083332984f, 0.041666463f, 0.16666667f, 0.5f};
-  const N p = mad(polynomial(c, r) * r, r, r) + 1.0f;
+  static constexpr float c[] = {0.0013939183f, 0.00836882f, 0.04166642f, 0.1666652f, 0.5f};
+  const N p = mad(mad(polynomial(c, r), r, N(1.0f)), r, N(1.0f));
   struct Parts {
     N p;
-    decltype(to_bits(x)) exponent;
+    decltype(to_bits(x)) sum;
   };
-  return Parts{p, to_bits(t) << 23};
+  return Parts{p, to_bits(t)};
 }
 template <class N>
 NEURON_INLINE N exp(N x) {
-  const auto [p, k] = exp_parts(least(N(89.0f), greatest(N(-104.0f), x)));
-  const auto half = shift_signed(k, 1) & 0xff800000u;  // 2^k may be beyond fp32's range, its two factors are not
-  return p * from_bits(half + 0x3f800000u) * from_bits(k - half + 0x3f800000u);
+  const auto [p, sum] = exp_parts(least(N(89.0f), greatest(N(-104.0f), x)));
+  return scaled(p, sum);
 }
 // e^x for -87 <= x <= 88.
 template <class N>
 NEURON_INLINE N exp_near(N x) {
-  const auto [p, k] = exp_parts(x);
-  return p * from_bits(k + 0x3f800000u);
+  const auto [p, sum] = exp_parts(x);
+  return p * from_bits((sum << 23) + 0x3f800000u);
 }
 
+// x = 2^exponent * (1 + f), 1 + f from sqrt(1/2) to sqrt(2), for positive finite x.
 template <class N>
-NEURON_INLINE N log(N x) {
+struct MantissaOf {
+  N exponent, f;
+};
+template <class N>
+NEURON_INLINE MantissaOf<N> mantissa(N x) {
   const auto tiny = x < 1.17549435e-38f;
-  const auto bits = to_bits(select(tiny, x * 8388608.0f, x));
-  const auto shifted = bits - 0x3f3504f3u;  // sqrt(1/2): mantissas from there to sqrt(2)
-  const N e = signed_to_float(shift_signed(shifted, 23)) - select(tiny, N(23.0f), N(0.0f));
-  const N f = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+  const auto shifted = to_bits(select(tiny, x * 8388608.0f, x)) - 0x3f3504f3u;
+  return {signed_to_float(shift_signed(shifted, 23)) - select(tiny, N(23.0f), N(0.0f)),
+          from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f};
+}
+// e * ln(2) + log(1 + f)
+template <class N>
+NEURON_INLINE N log_of(N e, N f) {
   // (log(1 + f) - f + f^2 / 2) / f^3
   static constexpr float c[] = {0.07150066f,  -0.11572523f, 0.11661972f, -0.12410901f, 0.14249881f,
                                 -0.16668485f, 0.2000071f,   -0.2499999f, 0.33333331f};
   const N u = f * f;
-  const N y = mad(e, N(0.693359375f), mad(N(-0.5f), u, mad(polynomial(c, f) * f, u, e * -2.12194440e-4f)) + f);
+  return mad(e, N(0.693359375f), mad(N(-0.5f), u, mad(polynomial(c, f) * f, u, e * -2.12194440e-4f)) + f);
+}
+// What a logarithm gives for 0, for infinity, and where there is none; `y` else.
+template <class N>
+NEURON_INLINE N log_edges(N x, N y) {
   return select(x > 0.0f, select(x < INFINITY, y, x), select(x == 0.0f, N(-INFINITY), N(NAN)));
+}
+template <class N>
+NEURON_INLINE N log(N x) {
+  const auto [e, f] = mantissa(x);
+  return log_edges(x, log_of(e, f));
 }
 
 template <class N>
@@ -113,18 +164,18 @@ NEURON_INLINE N sigmoid(N x) {  // 0 where e^-x is beyond fp32's range
   return select(x < -88.0f, N(0.0f), y);
 }
 
+// erf(a) = 1 - 2^-y, y = a * q(a): one form from 0, where 2^-y - 1 must not be rounded as a number near 1, to the end.
 template <class N>
 NEURON_INLINE N erf(N x) {
-  const N a = least(N(4.0f), magnitude(x)), u = a * a;
-  // erf(x) / x on |x| < 1
-  static constexpr float c[] = {7.8824974e-05f, -0.00080188555f, 0.0051893122f, -0.026854329f,
-                                0.1128359735f,  -0.37612626f,    1.1283791f};
-  const N small = a * polynomial(c, u);
-  // erfc(a) * e^(a^2) on 1 <= a <= 4
-  static constexpr float d[] = {0.012932926f, 0.068530403f, -0.384646f,  0.47981626f,   -0.053793509f,
-                                0.32894629f,  0.26410767f,  0.28432578f, -0.0001204024f};
-  const N large = 1.0f - polynomial(d, 2.0f / (2.0f + a)) * exp_near(-u);
-  return with_sign_of(select(a < 1.0f, small, large), x);
+  const N a = least(N(4.0f), magnitude(x));
+  // -log2(erfc(a)) / a on 0 <= a <= 4, weighted by what it does to erf(a)
+  static constexpr float c[] = {-1.2916017e-05f, 1.6595688e-04f, -9.0024143e-04f, 0.0023832358f, -2.1148901e-04f,
+                                -0.02764158f,    0.14827925f,    0.91844743f,     1.627907f};
+  const N y = polynomial(c, a) * a, t = kMagic - y, r = (kMagic - t) - y;
+  // (2^r - 1) / r on |r| <= 1 / 2
+  static constexpr float d[] = {1.5461385e-04f, 0.0013387563f, 0.009618066f, 0.05550367f, 0.2402265f, 0.6931472f};
+  const N scale = from_bits((to_bits(t) << 23) + 0x3f800000u);
+  return with_sign_of(mad(polynomial(d, r) * r, -scale, 1.0f - scale), x);
 }
 
 inline float sin_core(float x) {  // |x| <= pi / 2
@@ -191,6 +242,18 @@ NEURON_INLINE N mish(N x) {
   return x * tanh(softplus(x));
 }
 
+template <class N>
+NEURON_INLINE N atan(N x) {
+  const N a = magnitude(x);
+  const auto steep = a > 1.0f;
+  const N q = select(steep, 1.0f / a, a), u = q * q;
+  // (atan(q) / q - 1) / q^2 on 0 <= q <= 1, in u
+  static constexpr float c[] = {-0.0017875476f, 0.010887361f, -0.031127002f, 0.057906546f, -0.08400475f,
+                                0.10951175f,    -0.14264052f, 0.19998531f,   -0.333333f};
+  const N p = mad(polynomial(c, u) * u, q, q);
+  return with_sign_of(select(steep, 1.57079637f - (p + 4.3711388e-8f), p), x);
+}
+
 // ---- pairs of fp32 numbers, whose sums have twice the digits -------------------------------------------------------
 // Additions and multiplications alone, each rounded; the error of a product is exact, so an FMA gives the bits that
 // products of halves give where there is none (torchneuron/nki/source_functions.py has the same functions so).
@@ -213,18 +276,6 @@ NEURON_INLINE PairOf<N> two_product(N a, N b) {
   const N p = a * b;
   return {p, mad(a, b, -p)};
 }
-template <class N>
-NEURON_INLINE PairOf<N> multiply_pairs(PairOf<N> a, PairOf<N> b) {
-  const auto p = two_product(a.high, b.high);
-  return {p.high, p.low + (a.high * b.low + a.low * b.high)};
-}
-// e * (exact + rest + tiny) + b for integers e of a few bits, of which e * exact has no rounding error.
-template <class N>
-NEURON_INLINE N add_multiple(N e, const float (&c)[3], PairOf<N> b) {
-  const auto p = two_product(e, N(c[1]));
-  const auto s = two_sum(e * c[0], p.high), t = two_sum(s.high, b.high);
-  return t.high + ((t.low + s.low) + ((p.low + e * c[2]) + b.low));
-}
 // c[0] x^(n-1) + ... + c[n-1], each step rounded.
 template <class N, int Terms>
 NEURON_INLINE N rounded_polynomial(const float (&c)[Terms], N x) {
@@ -233,179 +284,259 @@ NEURON_INLINE N rounded_polynomial(const float (&c)[Terms], N x) {
   return p;
 }
 
-inline constexpr float kLn2[] = {0.693359375f, -2.1219444e-4f, 1.646595e-12f};   // the first one has 9 bits
-inline constexpr float kLog2[] = {0.30078125f, 2.4874567e-4f, -1.9043129e-12f};  // to base 10; 7 bits
-
+// ---- functions that printed programs spell out: each step is rounded, or a function above --------------------------
 template <class N>
 NEURON_INLINE N expm1(N x) {
-  const float magic = 12582912.0f;
-  const N limited = least(N(89.0f), greatest(N(-20.0f), x));
-  const N t = limited * 1.44269504f + magic, n = t - magic;
-  const auto far = two_product(n, N(kLn2[1]));
-  const auto near = two_sum(limited - n * kLn2[0], -far.high);
-  const PairOf<N> r{near.high, near.low - (far.low + n * kLn2[2])};
-  // e^r - 1 = r + r^2 * (1 / 2 + r * (1 / 6 + r * (1 / 24 + ...)))
-  static constexpr float c[] = {2.7557319e-6f, 2.4801588e-5f, 1.9841270e-4f,
-                                0.0013888889f, 0.0083333338f, 0.041666668f};
-  const auto s = fast_sum(N(0.16666667f), rounded_polynomial(c, r.high) * r.high);
-  const auto u = multiply_pairs(PairOf<N>{s.high, s.low - 4.967054e-9f}, r);
-  const auto v = fast_sum(N(0.5f), u.high);
-  const auto w = multiply_pairs(PairOf<N>{v.high, v.low + u.low}, multiply_pairs(r, r));
-  const auto e = fast_sum(r.high, w.high);
-  const N half = from_bits((to_bits(t) << 23) + 0x3f000000u);  // 2^(n - 1): 2^n may be beyond fp32's range
-  const auto less_one = two_sum(half, N(-0.5f)), y = two_sum(less_one.high, half * e.high);
-  const N result = 2.0f * (y.high + ((y.low + less_one.low) + half * (e.low + (r.low + w.low))));
-  const N small = with_sign_of(x + 0.5f * x * x, x);
-  return select(magnitude(x) < 1e-5f, small, select(x == x, result, x));
-}
-
-// log(x + low) = exponent * log(2) + rest for positive normal x.
-template <class N>
-struct LogParts {
-  N exponent;
-  PairOf<N> rest;
-};
-template <class N>
-NEURON_INLINE LogParts<N> log_parts(N x, N low) {
-  const auto shifted = to_bits(x) - 0x3f3504f3u;  // mantissas from sqrt(1/2) to sqrt(2)
-  const N exponent = signed_to_float(shift_signed(shifted, 23));
-  const N f = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
-  low = low * from_bits(to_bits(12583039.0f - least(exponent, N(127.0f))) << 23);  // times 2^-exponent
-  // log(1 + f) = 2 artanh(z), z = f / (2 + f)
-  const auto d = fast_sum(N(2.0f), f);
-  const N inverse = 1.0f / d.high, q = f * inverse;
-  const auto p = two_product(q, d.high);
-  const PairOf<N> z{q, (((f - p.high) - p.low) + (low - q * (d.low + low))) * inverse};
-  const auto u = multiply_pairs(z, z);
-  static constexpr float c[] = {0.15384616f, 0.18181819f, 0.22222222f, 0.2857143f, 0.4f};
-  const auto s = fast_sum(N(0.6666667f), rounded_polynomial(c, u.high) * u.high);
-  const auto tail = multiply_pairs(multiply_pairs(z, u), PairOf<N>{s.high, s.low - 1.9868216e-8f});
-  const auto sum = fast_sum(2.0f * z.high, tail.high);
-  return {exponent, {sum.high, sum.low + (2.0f * z.low + tail.low)}};
-}
-// What a logarithm gives for 0, for infinity, and where there is none; `y` else.
-template <class N>
-NEURON_INLINE N log_edges(N x, N y) {
-  return select(x > 0.0f, select(x < INFINITY, y, x), select(x == 0.0f, N(-INFINITY), N(NAN)));
+  // (e^x - 1 - x) / x^2 on |x| <= 0.7
+  static constexpr float c[] = {2.4821235e-05f, 2.0093776e-04f, 0.0013889929f, 0.008332652f,
+                                0.04166664f,    0.16666672f,    0.5f};
+  const N near = x + x * (rounded_polynomial(c, x) * x);
+  return select(magnitude(x) < 0.7f, with_sign_of(near, x), exp(x) - 1.0f);
 }
 template <class N>
 NEURON_INLINE N log1p(N x) {
   const auto s = two_sum(N(1.0f), x);
-  const auto l = log_parts(s.high, s.low);
-  const N y = add_multiple(l.exponent, kLn2, l.rest);
-  const N small = with_sign_of(x - 0.5f * x * x, x);
-  return select(magnitude(x) < 1e-5f, small, log_edges(x + 1.0f, y));
+  const N l = log(s.high), y = l + s.low * (1.0f / s.high);
+  return with_sign_of(select(magnitude(l) < INFINITY, y, l), x);
 }
-template <class N>
-NEURON_INLINE LogParts<N> log_parts_of_any(N x) {
-  const auto tiny = x < 1.17549435e-38f;
-  auto l = log_parts(select(tiny, x * 8388608.0f, x), N(0.0f));
-  l.exponent = l.exponent - select(tiny, N(23.0f), N(0.0f));
-  return l;
-}
+
 template <class N>
 NEURON_INLINE N log2(N x) {
-  const auto l = log_parts_of_any(x);
-  const auto rest = multiply_pairs(l.rest, PairOf<N>{N(1.442695f), N(1.925963e-8f)});
-  const auto sum = two_sum(l.exponent, rest.high);
-  return log_edges(x, sum.high + (sum.low + rest.low));
+  const auto [e, f] = mantissa(x);
+  const N l = log_of(N(0.0f), f);
+  return log_edges(x, e + (l * 1.442695f + l * 1.925963e-8f));  // 1 / log(2) in two parts
 }
 template <class N>
 NEURON_INLINE N log10(N x) {
-  const auto l = log_parts_of_any(x);
-  const auto rest = multiply_pairs(l.rest, PairOf<N>{N(0.4342945f), N(-1.010305e-8f)});
-  return log_edges(x, add_multiple(l.exponent, kLog2, rest));
+  const auto [e, f] = mantissa(x);
+  const N l = log_of(N(0.0f), f);
+  // log10(2) and 1 / log(10) in two parts, the first one of 7 bits
+  return log_edges(x, e * 0.30078125f + (e * 2.4874567e-4f + (l * 0.4342945f + l * -1.010305e-8f)));
+}
+template <class N>
+NEURON_INLINE N erfc(N x) {
+  const N a = least(N(10.1f), greatest(N(0.25f), x)), t = 1.0f / (a + 1.5f);
+  // erfc(a) * e^(a^2) / t on 1 / 4 <= a <= 10.1, in t
+  static constexpr float c[] = {4.8071823f,  -10.670567f, 5.0545044f, 5.95647f,   -6.7439833f,
+                                0.82956904f, 0.40624207f, 1.0099473f, 0.8450653f, 0.5642171f};
+  const N r = rounded_polynomial(c, t) * t;
+  const auto square = two_product(a, a);
+  const auto small = a > 8.0f;  // e^-(a^2) is, and is scaled by e^32
+  const N e = exp(select(small, N(32.0f), N(0.0f)) - square.high);
+  const N far = (r - r * square.low) * e * select(small, N(1.2664166e-14f), N(1.0f));
+  return select(x < 0.25f, 1.0f - erf(x), far);
 }
 
-// ---- through double precision: results are right to the last place of fp32 but for rare ties ------------------------
-inline double from_bits64(uint64_t b) { return std::bit_cast<double>(b); }
-inline uint64_t to_bits64(double d) { return std::bit_cast<uint64_t>(d); }
-
-// e^x to 1e-14; beyond fp32's range some number that rounds to 0 or infinity.
-inline double exp_wide(double x) {
-  const double above = x > -200.0 ? x : -200.0, limited = above < 200.0 ? above : 200.0;
-  const double magic = 6755399441055744.0;  // 1.5 * 2^52: the low bits of the sum are the integer
-  const double t = limited * 1.4426950408889634 + magic, n = t - magic;
-  const double r = mad(n, -1.90821492927058770002e-10, mad(n, -0.693147180369123816490, limited));
-  double p = 1.0 / 39916800;  // Taylor: |r| <= ln(2) / 2
-  p = mad(p, r, 1.0 / 3628800);
-  p = mad(p, r, 1.0 / 362880);
-  p = mad(p, r, 1.0 / 40320);
-  p = mad(p, r, 1.0 / 5040);
-  p = mad(p, r, 1.0 / 720);
-  p = mad(p, r, 1.0 / 120);
-  p = mad(p, r, 1.0 / 24);
-  p = mad(p, r, 1.0 / 6);
-  p = mad(p, r, 0.5);
-  p = mad(p, r, 1.0);
-  p = mad(p, r, 1.0);
-  return p * from_bits64((to_bits64(t) + 1023) << 52);
+// asin(a) = p for a <= 1 / 2, pi / 2 - 2 p above, where p = asin(sqrt((1 - a) / 2)).
+template <class N>
+NEURON_INLINE N asin_part(N a) {
+  const auto above = a > 0.5f;
+  const N u = select(above, 0.5f - a * 0.5f, a * a), s = select(above, root(u), a);
+  // (asin(s) / s - 1) / s^2 on 0 <= s <= 1 / 2, in u = s^2
+  static constexpr float c[] = {0.042211797f, 0.024152093f, 0.04547604f, 0.07495252f, 0.16666754f};
+  return s + s * (rounded_polynomial(c, u) * u);
+}
+template <class N>
+NEURON_INLINE N asin(N x) {
+  const N a = magnitude(x), p = asin_part(a);
+  return with_sign_of(select(a > 0.5f, 1.57079637f - (p * 2.0f + 4.3711388e-8f), p), x);
+}
+template <class N>
+NEURON_INLINE N acos(N x) {
+  const N a = magnitude(x), p = asin_part(a), twice = p * 2.0f;
+  const N far = select(x > 0.0f, twice, 3.14159274f - (twice + 8.7422777e-8f));
+  return select(a > 0.5f, far, 1.57079637f - (with_sign_of(p, x) + 4.3711388e-8f));
 }
 
-// log x to 1e-13 for x that fp32 has, subnormal ones too.
-inline double log_wide(double x) {
-  const uint64_t bits = to_bits64(x) + (0x3ff0000000000000u - 0x3fe6a09e667f3bcdu);  // mantissas from sqrt(1/2)
-  const double e = from_bits64((bits >> 52) | 0x4330000000000000u) - (4503599627370496.0 + 1023.0);
-  const double m = from_bits64((bits & 0x000fffffffffffffu) + 0x3fe6a09e667f3bcdu);
-  const double f = (m - 1.0) / (m + 1.0), u = f * f;
-  double p = 1.0 / 17;  // artanh
-  p = mad(p, u, 1.0 / 15);
-  p = mad(p, u, 1.0 / 13);
-  p = mad(p, u, 1.0 / 11);
-  p = mad(p, u, 1.0 / 9);
-  p = mad(p, u, 1.0 / 7);
-  p = mad(p, u, 1.0 / 5);
-  p = mad(p, u, 1.0 / 3);
-  const double y = mad(e, 0.69314718055994530942, 2.0 * mad(f * u, p, f));
-  const double finite = x > 3.5e38 ? x : y;
-  const double positive = x == 0.0 ? -HUGE_VAL : finite;
-  return x >= 0.0 ? positive : static_cast<double>(NAN);
+template <class N>
+NEURON_INLINE N atan2(N y, N x) {
+  const N a = magnitude(y), b = magnitude(x);
+  const auto steep = a > b;
+  const N low = select(steep, b, a), high = select(steep, a, b);
+  // 0 / 0 is 0 here, and infinity / infinity 1.
+  const N p = atan(select(low == high, select(high > 0.0f, N(1.0f), high), low / high));
+  const auto left = shift_signed(to_bits(x), 31) != 0u;
+  const N from = select(steep, N(1.57079637f), select(left, N(3.14159274f), N(0.0f)));
+  const N turn = select(steep, select(left, p, -p), select(left, -p, p));
+  return with_sign_of(from + (turn + from * -2.7827534e-8f), y);  // the rest of pi
 }
 
-inline float exp2(float x) { return x != x ? x : static_cast<float>(exp_wide(x * 0.69314718055994530942)); }
-inline float pow(float x, float y) {
-  const float a = std::fabs(x);
-  const float r = static_cast<float>(exp_wide(static_cast<double>(y) * log_wide(a)));
-  const float b = std::fabs(y), half = b * 0.5f;
-  const bool integer = std::trunc(y) == y, odd = integer && std::trunc(half) != half;
-  const bool infinite = b > 3.4028235e38f, edge = a == 0.0f || a > 3.4028235e38f;
-  const float negative = odd ? -r : (integer || infinite || edge ? r : NAN);
-  const float signed_zero = std::copysign(1.0f, x) < 0.0f ? negative : r;
-  const float number = x != x ? x : (y != y ? y : signed_zero);
-  const float one = a == 1.0f && infinite ? 1.0f : number;
-  return y == 0.0f || x == 1.0f ? 1.0f : one;
+// Of e^(a - 1), which is finite where e^a no longer is.
+template <class N>
+NEURON_INLINE N sinh(N x) {
+  const N a = magnitude(x), u = a * a, e = exp(a - 1.0f);
+  // (sinh(a) / a - 1) / a^2 on 0 <= a <= 1, in u = a^2
+  static constexpr float c[] = {2.782229e-06f, 1.9842894e-04f, 0.0083333105f, 0.16666667f};
+  const N small = a + a * (rounded_polynomial(c, u) * u);
+  const N large = e * 1.35914091f - (1.0f / e) * 0.18393973f;
+  return with_sign_of(select(a < 1.0f, small, large), x);
+}
+template <class N>
+NEURON_INLINE N cosh(N x) {
+  const N e = exp(magnitude(x) - 1.0f);
+  return e * 1.35914091f + (1.0f / e) * 0.18393973f;
 }
 
+// ---- functions of one pair: an FMA where it helps, as no printed program spells them out ---------------------------
+// 2^(x + low) for |low| < 1 / 2; 0 or infinity where |x| is large.
+template <class N>
+NEURON_INLINE N exp2_of_pair(N x, N low) {
+  const N limited = least(N(129.0f), greatest(N(-152.0f), x));
+  low = select(limited == x, low, N(0.0f));
+  const N t = (limited + low) + kMagic, n = t - kMagic, r = (limited - n) + low;
+  // (2^r - 1) / r on |r| <= 1 / 2
+  static constexpr float c[] = {1.546288e-04f, 0.0013390984f, 0.0096180625f, 0.055503596f, 0.2402265f, 0.6931472f};
+  return scaled(mad(polynomial(c, r), r, N(1.0f)), to_bits(t));
+}
+template <class N>
+NEURON_INLINE N exp2(N x) {
+  return exp2_of_pair(x, N(0.0f));
+}
+
+// By the first 4 bits of a mantissa m, rounded: a number of 5 bits near 1 / m, so that their product less 1 has 24 and
+// is exact, and the logarithm to base 2 of its inverse, of which the first part has 16 bits after the point.
+struct MantissaTable {
+  float inverse[16], high[16], low[16];
+};
+inline constexpr MantissaTable kMantissas = {
+    {1.0f, 0.9375f, 0.875f, 0.84375f, 0.8125f, 0.75f, 0.71875f, 0.6875f, 0.65625f, 0.625f, 0.625f, 0.59375f, 0.5625f,
+     0.5625f, 0.53125f, 0.5f},
+    {0.0f, 0.093109131f, 0.19264221f, 0.24511719f, 0.29956055f, 0.41503906f, 0.47644043f, 0.54057312f, 0.60768127f,
+     0.67807007f, 0.67807007f, 0.7520752f, 0.83007812f, 0.83007812f, 0.91253662f, 1.0f},
+    {0.0f, 2.735321e-07f, 2.8660284e-06f, -4.6896635e-06f, -2.650161e-07f, -1.5632212e-06f, -2.3857444e-06f,
+     -4.7387543e-06f, 1.3028072e-06f, 1.8367533e-06f, 1.8367533e-06f, -2.708756e-06f, -3.1264424e-06f, -3.1264424e-06f,
+     5.376559e-07f, 0.0f}};
+// The logarithm to base 2 of positive finite x.
+template <class N>
+NEURON_INLINE PairOf<N> log2_pair(N x) {
+  const auto tiny = x < 1.17549435e-38f;
+  const auto bits = to_bits(select(tiny, x * 8388608.0f, x)), nearest = bits + 0x40000u;
+  const auto exponent = (nearest & 0xff800000u) - 0x3f800000u;
+  const auto place = shift_signed(nearest, 19);
+  const N e = signed_to_float(shift_signed(exponent, 23)) - select(tiny, N(23.0f), N(0.0f));
+  const N f = mad(from_bits(bits - exponent), lookup(kMantissas.inverse, place), N(-1.0f));
+  // log(1 + f) = f - f^2 / 2 + f^3 * ..., the first two terms exactly
+  const auto square = two_product(f, f);
+  const auto s = fast_sum(f, -0.5f * square.high);
+  // (log(1 + f) - f + f^2 / 2) / f^3 on |f| <= 3 / 64
+  static constexpr float c[] = {0.14604974f, -0.16702792f, 0.19998896f, -0.24999979f, 0.33333334f};
+  const N low = mad(polynomial(c, f) * f, square.high, mad(N(-0.5f), square.low, s.low));
+  const auto p = two_product(s.high, N(1.442695f));
+  const auto sum = fast_sum(e + lookup(kMantissas.high, place), p.high);
+  const N rest = mad(low, N(1.442695f), mad(s.high, N(1.925963e-8f), p.low));
+  return {sum.high, sum.low + (rest + lookup(kMantissas.low, place))};
+}
+// What x^y is where the sign of x says more than its magnitude.
+template <class N>
+NEURON_INLINE N power_of_negative(N x, N y, N r) {
+  const N b = magnitude(y), half = b * 0.5f;
+  auto fraction = [](N v) { return (v < 8388608.0f) & ((v + 8388608.0f) - 8388608.0f != v); };  // no room from 2^23 on
+  const auto odd = fraction(half) & (b < 16777216.0f);
+  const auto edge = (x == 0.0f) | (magnitude(x) == INFINITY);
+  const N negative = select(fraction(b), select(edge, r, N(NAN)), select(odd, -r, r));
+  return select((to_bits(x) & 0x80000000u) != 0u, negative, r);
+}
+template <class N>
+NEURON_INLINE N pow(N x, N y) {
+  const N a = magnitude(x);
+  const auto l = log2_pair(a);
+  const N high = select(a < INFINITY, select(a > 0.0f, l.high, N(-INFINITY)), a);
+  const auto p = two_product(y, high);
+  N r = exp2_of_pair(p.high, mad(y, l.low, p.low));
+  r = select(a == 1.0f, N(1.0f), r);  // y may be infinite
+  if (any((to_bits(x) & 0x80000000u) != 0u)) [[unlikely]]
+    r = power_of_negative(x, y, select(y == y, r, y));
+  return select((x == 1.0f) | (y == 0.0f), N(1.0f), r);
+}
+
+// ---- angles --------------------------------------------------------------------------------------------------------
 inline constexpr float kReducible = 2e5f;  // larger angles need more digits of pi
 
-// Sine of x + quarter * pi / 2 for |x| < kReducible.
-inline double sin_wide(double x, int quarter) {
-  const double magic = 6755399441055744.0;
-  const double t = x * 0.63661977236758134308 + magic, n = t - magic;
-  const double r = mad(n, -6.07710050650619224932e-11, mad(n, -1.57079632673412561417, x)), u = r * r;
-  double s = -1.0 / 39916800 + u / 6227020800;
-  s = mad(s, u, 1.0 / 362880);
-  s = mad(s, u, -1.0 / 5040);
-  s = mad(s, u, 1.0 / 120);
-  s = mad(s, u, -1.0 / 6);
-  s = r * mad(u, s, 1.0);
-  double c = -1.0 / 3628800 + u / 479001600;
-  c = mad(c, u, 1.0 / 40320);
-  c = mad(c, u, -1.0 / 720);
-  c = mad(c, u, 1.0 / 24);
-  c = mad(c, u, -0.5);
-  c = mad(u, c, 1.0);
-  const uint64_t q = to_bits64(t) + static_cast<uint64_t>(quarter);
-  const double y = q & 1 ? c : s;
-  return from_bits64(to_bits64(y) ^ ((q & 2) << 62));
+// Sine and cosine of |x| less the nearest multiple of pi / 2, whose number's low bits `quarters` has.
+template <class N>
+NEURON_INLINE auto quarter_turns(N x) {
+  x = magnitude(x);
+  const N t = mad(x, N(0.63661975f), N(kMagic)), n = t - kMagic;
+  // pi / 2 in three parts. The first difference is exact; `low` is what is lost in r, however much cancels there.
+  const N first = mad(n, N(-1.57079637f), x), second = n * 4.3711388e-8f, r = first + second;
+  const N low = ((first - r) + second) + mad(n, N(1.7151245e-15f), mad(n, N(4.3711388e-8f), -second));
+  const N u = r * r, half = 0.5f * u, near = 1.0f - half;
+  // (sin(r) / r - 1) / r^2 and (cos(r) - 1 + r^2 / 2) / r^4 on |r| <= pi / 4, in u
+  static constexpr float s[] = {-1.9518619e-04f, 0.008332191f, -0.16666655f};
+  static constexpr float c[] = {2.4430668e-05f, -0.0013887301f, 0.041666646f};
+  struct Turns {
+    N sine, cosine;
+    decltype(to_bits(x)) quarters;
+  };
+  return Turns{r + mad(polynomial(s, u) * u, r, low),
+               near + mad(polynomial(c, u), u * u, mad(-r, low, (1.0f - near) - half)), to_bits(t)};
 }
-inline float sin_any(float x) { return static_cast<float>(sin_wide(x, 0)); }
-inline float cos_any(float x) { return static_cast<float>(sin_wide(x, 1)); }
-inline float tan_any(float x) { return static_cast<float>(sin_wide(x, 0) / sin_wide(x, 1)); }
-// Angles too large for the vector form take libm's.
-template <float (*Near)(float), double (*Far)(double)>
-inline float any_angle(float x) {
-  return std::fabs(x) < kReducible ? Near(x) : static_cast<float>(Far(x));
+// For |x| < kReducible.
+template <class N>
+NEURON_INLINE N sin_near(N x) {
+  const auto [s, c, q] = quarter_turns(x);
+  return from_bits(to_bits(select((q & 1u) != 0u, c, s)) ^ ((q & 2u) << 30) ^ (to_bits(x) & 0x80000000u));
+}
+template <class N>
+NEURON_INLINE N cos_near(N x) {
+  const auto [s, c, q] = quarter_turns(x);
+  return from_bits(to_bits(select((q & 1u) != 0u, s, c)) ^ (((q + 1u) & 2u) << 30));
+}
+template <class N>
+NEURON_INLINE N tan_near(N x) {
+  const auto [s, c, q] = quarter_turns(x);
+  const auto odd = (q & 1u) != 0u;
+  const N y = select(odd, c, s) / select(odd, s, c);
+  return from_bits(to_bits(y) ^ ((q & 1u) << 31) ^ (to_bits(x) & 0x80000000u));
+}
+// Angles too large for the vector form, which are rare, take libm's.
+template <class N>
+NEURON_INLINE N with_far_angles(N x, N near, double (*far)(double)) {
+  if (!any(!(magnitude(x) < kReducible))) [[likely]]
+    return near;
+  auto either = [far](float angle, float y) {
+    return std::fabs(angle) < kReducible ? y : static_cast<float>(far(static_cast<double>(angle)));
+  };
+  return lane_by_lane(either, x, near);
+}
+template <class N>
+NEURON_INLINE N sin_any(N x) {
+  return with_far_angles(x, sin_near(x), std::sin);
+}
+template <class N>
+NEURON_INLINE N cos_any(N x) {
+  return with_far_angles(x, cos_near(x), std::cos);
+}
+template <class N>
+NEURON_INLINE N tan_any(N x) {
+  return with_far_angles(x, tan_near(x), std::tan);
+}
+
+// ---- remainders ----------------------------------------------------------------------------------------------------
+// The remainder with the sign of a. While the quotient has less than 23 bits, what is left without its nearest integer
+// is exact, and at most one b too small.
+template <class N>
+NEURON_INLINE N fmod(N a, N b) {
+  const N x = magnitude(a), d = magnitude(b), q = x / d;
+  const N rest = mad((kMagic - q) - kMagic, d, x);
+  const N r = with_sign_of(select(rest < 0.0f, rest + d, rest), a);
+  if (!any(!((q < 4194304.0f) & (d < INFINITY)))) [[likely]]
+    return r;
+  return lane_by_lane([](float n, float m) { return std::fmod(n, m); }, a, b);
+}
+// With the sign of b.
+template <class N>
+NEURON_INLINE N remainder(N a, N b) {
+  const N r = fmod(a, b);
+  return select((r != 0.0f) & ((b < 0.0f) != (r < 0.0f)), r + b, r);
+}
+template <class N>
+NEURON_INLINE N floor_divide(N a, N b) {  // Python's: the quotient of what is left without the remainder
+  const N ratio = a / b, rest = fmod(a, b), whole = (a - rest) / b;
+  const N quotient = select((rest != 0.0f) & ((b < 0.0f) != (rest < 0.0f)), whole - 1.0f, whole),
+          below = floor(quotient);
+  const N near = select(quotient - below > 0.5f, below + 1.0f, below);
+  return select(b == 0.0f, ratio, select(quotient == 0.0f, with_sign_of(N(0.0f), ratio), near));
 }
 
 }  // namespace neuron::NEURON_LEVEL::math

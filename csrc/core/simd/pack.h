@@ -32,6 +32,14 @@ struct Pack {
   Vec v[K];
 
   Pack() = default;
+  // Register by register: GCC copies aggregates by way of memory.
+  NEURON_INLINE Pack(const Pack& p) {
+    for (int k = 0; k < K; ++k) v[k] = p.v[k];
+  }
+  NEURON_INLINE Pack& operator=(const Pack& p) {
+    for (int k = 0; k < K; ++k) v[k] = p.v[k];
+    return *this;
+  }
   NEURON_INLINE Pack(T all) {
     for (Vec& x : v) x = all - Vec{};
   }
@@ -104,6 +112,11 @@ NEURON_INLINE Floats<K> operator-(Floats<K> a) {
   return a;
 }
 template <int K>
+NEURON_INLINE Mask<K> operator!(Mask<K> a) {
+  for (auto& x : a.v) x = ~x;
+  return a;
+}
+template <int K>
 NEURON_INLINE Bits<K> operator<<(Bits<K> a, int n) {
   for (auto& x : a.v) x <<= n;
   return a;
@@ -171,11 +184,82 @@ NEURON_INLINE Floats<K> root(Floats<K> a) {
   return a;
 }
 template <int K>
+NEURON_INLINE Floats<K> floor(Floats<K> a) {
+#ifdef __AVX512F__
+  for (auto& x : a.v) x = _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#else
+  for (auto& x : a.v) x = _mm256_floor_ps(x);
+#endif
+  return a;
+}
+template <int K>
 NEURON_INLINE Floats<K> mad(Floats<K> a, const Floats<K>& b, const Floats<K>& c) {
   for (int k = 0; k < K; ++k) a.v[k] = NEURON_FLOATS(fmadd, a.v[k], b.v[k], c.v[k]);
   return a;
 }
 #undef NEURON_FLOATS
+#ifdef __AVX512F__
+// a * 2^n, rounded once.
+template <int K>
+NEURON_INLINE Floats<K> times_power(Floats<K> a, const Floats<K>& n) {
+  for (int k = 0; k < K; ++k) a.v[k] = _mm512_maskz_scalef_ps(0xffff, a.v[k], n.v[k]);
+  return a;
+}
+#endif
+// table[a & 15] of each lane.
+template <int K>
+NEURON_INLINE Floats<K> lookup(const float (&table)[16], const Bits<K>& a) {
+  Floats<K> r;
+  for (int k = 0; k < K; ++k) {
+#ifdef __AVX512F__
+    r.v[k] = _mm512_maskz_permutexvar_ps(0xffff, reinterpret_cast<__m512i>(a.v[k]), _mm512_loadu_ps(table));
+#else
+    const auto i = reinterpret_cast<__m256i>(a.v[k]);
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), i),
+                 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), i);
+    r.v[k] = _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+#endif
+  }
+  return r;
+}
+template <int K>
+NEURON_INLINE bool any(const Mask<K>& a) {
+  auto all = a.v[0];
+  for (int k = 1; k < K; ++k) all |= a.v[k];
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(all), reinterpret_cast<__m512i>(all));
+#else
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(all));
+#endif
+}
+// Converted to float16 and back.
+template <int K>
+NEURON_INLINE Floats<K> through_half(Floats<K> a) {
+  for (int k = 0; k < K; ++k) {
+#ifdef __AVX512F__
+    a.v[k] = _mm512_maskz_cvtph_ps(0xffff, _mm512_maskz_cvtps_ph(0xffff, a.v[k], _MM_FROUND_TO_NEAREST_INT));
+#else
+    a.v[k] = _mm256_cvtph_ps(_mm256_cvtps_ph(a.v[k], _MM_FROUND_TO_NEAREST_INT));
+#endif
+  }
+  return a;
+}
+// f of each lane.
+template <class F, int K, class... Rest>
+NEURON_INLINE Floats<K> lane_by_lane(F f, const Floats<K>& a, const Rest&... rest) {
+  constexpr int n = Floats<K>::kLanes;
+  float lanes[sizeof...(Rest) + 1][n];
+  int at = 0;
+  a.store(lanes[at]);
+  (rest.store(lanes[++at]), ...);
+  for (int i = 0; i < n; ++i) {
+    if constexpr (sizeof...(Rest) == 0)
+      lanes[0][i] = f(lanes[0][i]);
+    else
+      lanes[0][i] = f(lanes[0][i], lanes[1][i]);
+  }
+  return Floats<K>::load(lanes[0]);
+}
 }  // namespace math
 
 template <int K>
