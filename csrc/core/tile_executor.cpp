@@ -467,17 +467,11 @@ class Execution {
       if (part == Part::rows)
         for (uint16_t i : l.reductions) reduce(program.steps()[i], n, row, rows, cols, part, unit);
       if (part != Part::all && part != Part::full) return;
-      const size_t inputs = l.inputs.size(), lanes = inputs + l.outputs.size();
-      arguments.resize(Loop::kPointers + lanes + l.reductions.size());
-      const int64_t pieces = l.reductions.empty() ? 1 : (cols + kReduceChunk - 1) / kReduceChunk;
-      const int64_t running_of_one = rows * pieces * Loop::kReductionLanes;
-      running.resize(l.reductions.size() * static_cast<size_t>(running_of_one));
+      const size_t inputs = l.inputs.size(), lanes = inputs + l.outputs.size(), all = lanes + l.reductions.size();
+      arguments.resize(Loop::kPointers + 2 * all);
       int64_t* p = arguments.data() + Loop::kPointers;
-      for (size_t i = 0; i < l.reductions.size(); i++)
-        p[lanes + i] = reinterpret_cast<int64_t>(&running[i * static_cast<size_t>(running_of_one)]);
-      // Bytes from lane to lane and from row to row.
+      int64_t* from_row = p + all;
       from_lane.resize(lanes);
-      from_row.resize(lanes);
       Loop::Layout layout;
       bool by_rows = !l.reductions.empty();
       auto add = [&](size_t k, const char* at, int64_t lane, int64_t pitch) {
@@ -489,13 +483,15 @@ class Execution {
       for (size_t k = 0; k < inputs; k++) {
         const ValueId v = l.inputs[k];
         const TileProgram::Value& value = program.values()[v];
-        const bool row_value = value.extent == Extent::row && vector[v], all = vector[v] && !row_value;
-        const bool narrow = all && narrow_lanes[v];
-        if (all) layout.vectors |= uint64_t{1} << k;
+        const bool row_value = value.extent == Extent::row && vector[v], each = vector[v] && !row_value;
+        const bool narrow = each && narrow_lanes[v];
+        if (each) layout.vectors |= uint64_t{1} << k;
         if (narrow) layout.narrow |= uint64_t{1} << k;
-        add(k, place[v], all ? (narrow ? size_of(program.accesses()[value.index].dtype) : 4) : 0,
-            row_value ? 4 : pitch[v]);
-        by_rows |= places[v] != nullptr;
+        if (places[v]) layout.tables |= uint64_t{1} << k;
+        add(k, place[v], each ? (narrow ? size_of(program.accesses()[value.index].dtype) : 4) : 0,
+            places[v]   ? reinterpret_cast<int64_t>(places[v])
+            : row_value ? 4
+                        : pitch[v]);
       }
       for (size_t k = inputs; k < lanes; k++) {
         const Loop::Output& output = l.outputs[k - inputs];
@@ -510,34 +506,42 @@ class Execution {
           if (output.store != Loop::Output::kLanes) stored[output.store] = 0;
         }
       }
+      // Reductions of all pieces of all rows, from their running lanes.
+      const int64_t pieces = l.reductions.empty() ? 1 : (cols + kReduceChunk - 1) / kReduceChunk;
+      const auto running_of_one = static_cast<size_t>(rows * pieces * Loop::kReductionLanes);
+      running.resize(l.reductions.size() * running_of_one);
+      for (size_t i = 0; i < l.reductions.size(); i++) {
+        p[lanes + i] = reinterpret_cast<int64_t>(&running[i * running_of_one]);
+        from_row[lanes + i] = Loop::kReductionLanes * 4;
+      }
       const Loop::Function function = l.function(program, layout);
-      auto call = [&](int64_t count) {
+      auto call = [&](int64_t n_rows, int64_t count) {
         const int64_t rest = count % l.width();
         const uint64_t mask = (uint64_t{1} << rest) - 1;
+        arguments[Loop::kRows] = n_rows;
         arguments[Loop::kWhole] = count - rest;
         for (int block = 0; block < 4; block++)
           arguments[static_cast<size_t>(Loop::kMasks + block)] = static_cast<int64_t>(mask >> 16 * block & 0xffff);
         function(arguments.data());
       };
-      if (!by_rows) return call(n);
-      // Reductions of all pieces of all rows, from their running lanes.
-      for (int64_t r = 0; r < rows; r++) {
-        for (size_t k = 0; k < inputs; k++)
-          if (places[l.inputs[k]]) p[k] = reinterpret_cast<int64_t>(places[l.inputs[k]][r]);
-        for (int64_t done = 0; done < cols; done += kReduceChunk) {
-          call(pieces > 1 ? std::min(kReduceChunk, cols - done) : cols);
-          for (size_t i = 0; i < l.reductions.size(); i++) p[lanes + i] += Loop::kReductionLanes * 4;
-          if (pieces == 1) break;
-          for (size_t k = 0; k < lanes; k++) p[k] += kReduceChunk * from_lane[k];
+      if (!by_rows) return call(1, n);
+      if (pieces == 1) {
+        call(rows, cols);
+      } else {
+        for (int64_t r = 0; r < rows; r++) {
+          const std::vector<int64_t> row_begin(p, p + lanes);
+          for (int64_t done = 0; done < cols; done += kReduceChunk) {
+            for (size_t k = 0; k < lanes; k++) p[k] = row_begin[k] + done * from_lane[k];
+            call(1, std::min(kReduceChunk, cols - done));
+          }
+          for (size_t k = 0; k < lanes; k++) p[k] = row_begin[k] + from_row[k];
         }
-        for (size_t k = 0; k < lanes; k++)
-          p[k] += from_row[k] - (pieces > 1 ? pieces * kReduceChunk * from_lane[k] : 0);
       }
       for (size_t i = 0; i < l.reductions.size(); i++) {
         const TileProgram::Step& step = program.steps()[l.reductions[i]];
         const LaneKernels::Reduce kernel = x.lanes_.reduce[static_cast<int>(step.op)];
         auto* out = reinterpret_cast<uint32_t*>(const_cast<char*>(place[step.out]));
-        uint32_t* lane = &running[i * static_cast<size_t>(running_of_one)];
+        uint32_t* lane = &running[i * running_of_one];
         uint32_t* to = pieces > 1 ? lane : part == Part::full ? x.partial_of(step) + unit : out;
         kernel(to, lane, Loop::kReductionLanes, rows * pieces, Loop::kReductionLanes * 4);
         for (int64_t r = 0; pieces > 1 && r < rows; r++) tree(kernel, out + r, lane + r * pieces, pieces);
@@ -635,7 +639,7 @@ class Execution {
     std::vector<std::vector<const char*>> rows_of;       // of each access: what `places` points to
     std::vector<uint8_t> stored;                         // of each store: a loop has done it
     // Of the loop that runs.
-    std::vector<int64_t> arguments, from_lane, from_row;
+    std::vector<int64_t> arguments, from_lane;
     std::vector<uint32_t> running;
   };
 

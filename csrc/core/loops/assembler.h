@@ -68,16 +68,10 @@ class Assembler {
   }
   void shift(Shift kind, Zmm to, Zmm from, uint8_t bits) { v_immediate(vpslld_psrld_psrad, kind, to, from, bits); }
 
-  void load(Gpr to, const Address& m) {  // 64 bits
-    rex(to, m, true);
-    byte(0x8b);
-    address(to & 7, m);
-  }
-  void load_address(Gpr to, const Address& m) {
-    rex(to, m, true);
-    byte(0x8d);
-    address(to & 7, m);
-  }
+  void load(Gpr to, const Address& m) { memory(0x8b, to, m); }  // 64 bits
+  void store(const Address& m, Gpr from) { memory(0x89, from, m); }
+  void add(const Address& m, Gpr from) { memory(0x01, from, m); }
+  void load_address(Gpr to, const Address& m) { memory(0x8d, to, m); }
   void load_mask(Mask to, const Address& m) {  // kmovw, 16 bits
     byte(0xc4);
     byte(static_cast<uint8_t>(0xc1 | (m.base & 8 ? 0 : 0x20)));
@@ -153,8 +147,10 @@ class Assembler {
     }
     word(static_cast<uint32_t>(m.offset));
   }
-  void rex(Gpr reg, const Address& m, bool wide) {
-    byte(static_cast<uint8_t>(0x40 | wide << 3 | (reg >> 3) << 2 | (m.index >> 3) << 1 | m.base >> 3));
+  void memory(uint8_t opcode, Gpr reg, const Address& m) {
+    byte(static_cast<uint8_t>(0x48 | (reg >> 3) << 2 | (m.index >> 3) << 1 | m.base >> 3));
+    byte(opcode);
+    address(reg & 7, m);
   }
   void reg_reg(uint8_t opcode, Gpr reg, Gpr rm) {
     byte(static_cast<uint8_t>(0x48 | (reg >> 3) << 2 | rm >> 3));

@@ -215,8 +215,9 @@ class Emitter {
     a_.align_down(rsp, 64);
     a_.move(kArguments, rdi);
     a_.load(kEnd, argument(Loop::kWhole));
-    a_.clear(kIndex);
     pin();
+    const int32_t row = a_.here();
+    begin_row();
     a_.test(kEnd);
     const int32_t none = a_.jump_ahead(equal);
     const int32_t top = a_.here();
@@ -230,12 +231,12 @@ class Emitter {
     const int32_t done = a_.jump_ahead(equal);
     turn(true);
     a_.land(done);
-    for (size_t r = 0; r < loop_.reductions.size(); r++)
-      for (int half = 0; half < 2; half++) {
-        const Zmm lanes = running(r, half, 0);
-        a_.load(kScratch, pointer(loop_.inputs.size() + loop_.outputs.size() + r));
-        a_.store(vmovups_store, {kScratch, rsp, 1, 64 * half}, lanes);
-      }
+    end_row();
+    a_.load(kScratch, argument(Loop::kRows));
+    a_.add(kScratch, -1);
+    a_.store(argument(Loop::kRows), kScratch);
+    a_.test(kScratch);
+    a_.jump(not_equal, row);
     a_.move(rsp, rbp);
     for (auto r = std::rbegin(kSaved); r != std::rend(kSaved); ++r) a_.pop(*r);
     a_.zero_upper();
@@ -248,6 +249,8 @@ class Emitter {
   Value& value(ValueId v) { return values_[local_[v]]; }
   static Address argument(int i) { return {kArguments, rsp, 1, 8 * i}; }
   static Address pointer(size_t i) { return argument(Loop::kPointers + static_cast<int>(i)); }
+  size_t pointers() const { return loop_.inputs.size() + loop_.outputs.size() + loop_.reductions.size(); }
+  Address pitch(size_t i) const { return pointer(pointers() + i); }
   static Address word_at(Word w) { return in_code(4 * w); }
 
   void add_values() {
@@ -307,42 +310,73 @@ class Emitter {
   const Step& step_of(size_t s) const { return program_.steps()[loop_.steps[s]]; }
   bool is_call(size_t s) const { return is_map(loop_.steps[s]) && recipe_of(step_of(s).op).form == Form::call; }
 
-  // Registers for what stays in the loop: addresses, numbers, running lanes.
+  // Registers for what stays in a row: addresses, running lanes, numbers. Constants are there once and for all.
   void pin() {
     const size_t registers = loop_.calls ? kPointersBesideCalls : std::size(kPointersOfPlain);
     pointers_.assign(loop_.inputs.size() + loop_.outputs.size(), -1);
     size_t used = 0;
     auto keep = [&](size_t k) {
-      if (used == registers) return;
-      pointers_[k] = kPointersOfPlain[used];
-      a_.load(kPointersOfPlain[used++], pointer(k));
+      if (used < registers) pointers_[k] = kPointersOfPlain[used++];
     };
     for (size_t k = 0; k < loop_.inputs.size(); k++)
       if (layout_.vectors >> k & 1) keep(k);
     for (size_t k = 0; k < loop_.outputs.size(); k++) keep(loop_.inputs.size() + k);
-
     for (size_t r = 0; r < loop_.reductions.size(); r++) {
       const bool in_registers = !loop_.calls && lowest_ + 2 <= kTemporaries + kMaxPinned;
       running_.push_back(in_registers ? lowest_ : -1);
       if (in_registers) lowest_ += 2;
-      const Address start = word_at(identity(program_.steps()[loop_.reductions[r]].op));
-      for (int half = 0; half < 2; half++) {
-        const Zmm lanes = static_cast<Zmm>(in_registers ? running_[r] + half : 0);
-        a_.v(vbroadcastss, lanes, 0, start);
-        keep_running(r, half, lanes);
-      }
     }
+    for (ValueId v : loop_.inputs)
+      if (Value& x = value(v); !loop_.calls && same_in_all(x) && lowest_ < kTemporaries + kMaxPinned) x.reg = lowest_++;
+    place_numbers(Value::Home::word);
+  }
+  // Numbers go to their registers, or, where there are calls, onto the stack for the functions that take them.
+  void place_numbers(Value::Home home) {
     for (ValueId v : loop_.inputs) {
       Value& x = value(v);
-      if (!same_in_all(x)) continue;
-      if (loop_.calls) {  // functions find it on the stack
-        if (!goes_into_call(v)) continue;
+      if (x.home != home) continue;
+      if (pinned(x)) {
+        fetch(x, static_cast<Zmm>(x.reg), 0);
+      } else if (goes_into_call(v)) {
         fetch(x, 0, 0);
         for (int block = 0; block < loop_.blocks(); block++) a_.store(vmovups_store, stack(x, block), 0);
-      } else if (lowest_ < kTemporaries + kMaxPinned) {
-        x.reg = lowest_++;
-        fetch(x, static_cast<Zmm>(x.reg), 0);
       }
+    }
+  }
+  void begin_row() {
+    for (size_t k = 0; k < loop_.inputs.size(); k++) {
+      if (!(layout_.tables >> k & 1)) continue;
+      a_.load(kScratch, pitch(k));
+      a_.load(kScratch, Address{kScratch});
+      a_.store(pointer(k), kScratch);
+      a_.load(kScratch, pitch(k));
+      a_.add(kScratch, 8);
+      a_.store(pitch(k), kScratch);
+    }
+    a_.clear(kIndex);
+    for (size_t k = 0; k < pointers_.size(); k++)
+      if (pointers_[k] >= 0) a_.load(static_cast<Gpr>(pointers_[k]), pointer(k));
+    for (size_t r = 0; r < loop_.reductions.size(); r++)
+      for (int half = 0; half < 2; half++) {
+        const Zmm lanes = static_cast<Zmm>(running_[r] >= 0 ? running_[r] + half : 0);
+        a_.v(vbroadcastss, lanes, 0, word_at(identity(program_.steps()[loop_.reductions[r]].op)));
+        keep_running(r, half, lanes);
+      }
+    place_numbers(Value::Home::one);
+  }
+  void end_row() {
+    const size_t others = loop_.inputs.size() + loop_.outputs.size();
+    for (size_t r = 0; r < loop_.reductions.size(); r++)
+      for (int half = 0; half < 2; half++) {
+        const Zmm lanes = running(r, half, 0);
+        a_.load(kScratch, pointer(others + r));
+        a_.store(vmovups_store, {kScratch, rsp, 1, 64 * half}, lanes);
+      }
+    for (size_t k = 0; k < pointers(); k++) {
+      if (k < loop_.inputs.size() && (layout_.tables >> k & 1 || value(loop_.inputs[k]).home == Value::Home::word))
+        continue;
+      a_.load(kScratch, pitch(k));
+      a_.add(pointer(k), kScratch);
     }
   }
   bool goes_into_call(ValueId v) const {

@@ -27,10 +27,11 @@ bool is_loop_call(LaneOp op);  // by a function, not by instructions
 bool has_loop_form(Dtype narrow);
 
 struct Loop {
-  // What the code is called with: numbers of elements, then addresses of inputs, outputs, and running lanes of
-  // reductions (kReductionLanes each, written at the end).
-  enum Argument { kWhole, kMasks, kPointers = kMasks + 4 };
-  using Function = void (*)(const int64_t* arguments);
+  // What the code is called with: rows, elements of each, addresses of inputs, outputs, and running lanes of reductions
+  // (kReductionLanes each for a row, written at its end), and after all of them the bytes from row to row of each. Of
+  // an input whose rows lie anywhere that is where a table of their addresses stands. The code counts in place.
+  enum Argument { kRows, kWhole, kMasks, kPointers = kMasks + 4 };
+  using Function = void (*)(int64_t* arguments);
   static constexpr int64_t kLanes = 16, kReductionLanes = 32;
   static constexpr size_t kMaxInputs = 40;
 
@@ -52,9 +53,9 @@ struct Loop {
   int64_t width() const { return blocks() * kLanes; }
 
   // Which inputs have an element for each lane (the others have one for all), and which inputs and, after them, outputs
-  // are memory of the narrower type of their access.
+  // are memory of the narrower type of their access. Of which inputs there is a table.
   struct Layout {
-    uint64_t vectors = 0, narrow = 0;
+    uint64_t vectors = 0, narrow = 0, tables = 0;
     bool operator==(const Layout&) const = default;
   };
   // The code for a layout. Made when it is first asked for.
