@@ -395,9 +395,10 @@ class Execution {
       if (readable && step.extent == Extent::full && rows > 1 && x.program_.values()[v].mapped && a.stride[last] == 1 &&
           a.size[last] % cols == 0) {
         std::vector<const char*>& row = rows_of[step.access];
-        row.clear();
+        row.resize(static_cast<size_t>(rows));
+        const char** next = row.data();
         for_runs(a, item, begin, n, [&](const char* p, int64_t, int64_t, int64_t run) {
-          for (; run > 0; run -= cols, p += cols * item) row.push_back(p);
+          for (; run > 0; run -= cols, p += cols * item) *next++ = p;
         });
         places[v] = row.data();
         return;

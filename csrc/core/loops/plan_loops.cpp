@@ -67,9 +67,11 @@ class Planner {
       return x.from == TileProgram::Value::From::access && narrow(program_.accesses()[x.index]);
     };
     auto narrow_store = [&](uint16_t i) { return narrow(program_.accesses()[steps[i].access]); };
-    if (steps_.size() == 1 && std::ranges::none_of(inputs_, narrow_input) &&
-        std::ranges::none_of(stores_, narrow_store)) {
-      plan_.items.push_back({steps_[0]});  // its kernel does as well
+    // Alone on one run of memory, a kernel does as well; so do functions and reductions.
+    const bool alone = steps_.size() == 1 && (!program_.has_rows() || steps[steps_[0]].kind == Step::Kind::reduce ||
+                                              is_loop_call(steps[steps_[0]].op));
+    if (alone && std::ranges::none_of(inputs_, narrow_input) && std::ranges::none_of(stores_, narrow_store)) {
+      plan_.items.push_back({steps_[0]});
     } else if (!steps_.empty()) {
       Loop loop;
       for (uint16_t i : steps_) {
