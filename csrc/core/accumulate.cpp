@@ -1,8 +1,10 @@
 #include "accumulate.h"
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace neuron {
 
@@ -16,7 +18,30 @@ constexpr Form kForms[] = {{LaneOp::sum, LaneOp::add, 0.0f},
                            {LaneOp::amax, LaneOp::maximum, -INFINITY},
                            {LaneOp::amin, LaneOp::minimum, INFINITY}};
 
-constexpr int64_t kNarrow = 16;  // columns for which a call for each row would cost more than its work
+constexpr int kNarrow = 16;  // columns for which a call for each row would cost more than its work
+constexpr int kAtOnce = 4;   // chunks of narrow rows whose sums do not wait for each other
+
+// Adds to the sums of chunks, which are `apart` lanes apart, `rows` rows of each. Sums stay in registers.
+template <int Columns, int Chunks>
+void add_narrow(uint32_t* into, int64_t apart, const char* lanes, int64_t pitch, int64_t rows) {
+  float sums[Chunks][Columns];
+  for (int k = 0; k < Chunks; k++) std::memcpy(sums[k], into + k * apart, sizeof sums[k]);
+  for (int64_t r = 0; r < rows; r++)
+    for (int k = 0; k < Chunks; k++) {
+      const auto* row = reinterpret_cast<const float*>(lanes + (k * Accumulation::kRows + r) * pitch);
+      for (int c = 0; c < Columns; c++) sums[k][c] += row[c];
+    }
+  for (int k = 0; k < Chunks; k++)
+    for (int c = 0; c < Columns; c++)  // the one NaN of all lane operations
+      into[k * apart + c] = sums[k][c] == sums[k][c] ? std::bit_cast<uint32_t>(sums[k][c]) : 0x7fc00000u;
+}
+using AddNarrow = void (*)(uint32_t*, int64_t, const char*, int64_t, int64_t);
+template <int Chunks, int... Columns>
+constexpr std::array<AddNarrow, kNarrow> narrow_table(std::integer_sequence<int, Columns...>) {
+  return {nullptr, add_narrow<Columns + 1, Chunks>...};
+}
+constexpr auto kAddOne = narrow_table<1>(std::make_integer_sequence<int, kNarrow - 1>{});
+constexpr auto kAddSeveral = narrow_table<kAtOnce>(std::make_integer_sequence<int, kNarrow - 1>{});
 
 }  // namespace
 
@@ -34,15 +59,7 @@ void Accumulation::combine(uint32_t* into, int64_t rows, const char* lanes, int6
                            int64_t n) const {
   int64_t r = 0;
   if (combine_two_ && vector && n < kNarrow) {
-    float sums[kNarrow];
-    std::memcpy(sums, into, static_cast<size_t>(n) * 4);
-    for (; r < rows; r++) {
-      const auto* row = reinterpret_cast<const float*>(lanes + r * pitch);
-      for (int64_t c = 0; c < n; c++) sums[c] += row[c];
-    }
-    for (int64_t c = 0; c < n; c++)
-      if (sums[c] != sums[c]) sums[c] = std::bit_cast<float>(0x7fc00000u);  // the one NaN of all lane operations
-    std::memcpy(into, sums, static_cast<size_t>(n) * 4);
+    kAddOne[static_cast<size_t>(n)](into, 0, lanes, pitch, rows);
     return;
   }
   if (combine_two_)
@@ -54,10 +71,16 @@ void Accumulation::combine(uint32_t* into, int64_t rows, const char* lanes, int6
 void Accumulation::add(int64_t row, int64_t rows, int64_t column, const char* lanes, int64_t pitch, bool vector,
                        int64_t n) {
   for (const int64_t end = row + rows; row < end;) {
-    const int64_t here = std::min(end - row, kRows - row % kRows);
     uint32_t* chunk = chunks_.get() + row / kRows * cols_ + column;
-    if (row % kRows == 0) std::fill_n(chunk, n, identity_);
-    combine(chunk, here, lanes, pitch, vector, n);
+    int64_t here = std::min(end - row, kRows - row % kRows);
+    if (combine_two_ && vector && n < kNarrow && row % kRows == 0 && end - row >= kAtOnce * kRows) {
+      for (int k = 0; k < kAtOnce; k++) std::fill_n(chunk + k * cols_, n, identity_);
+      here = kAtOnce * kRows;
+      kAddSeveral[static_cast<size_t>(n)](chunk, cols_, lanes, pitch, kRows);
+    } else {
+      if (row % kRows == 0) std::fill_n(chunk, n, identity_);
+      combine(chunk, here, lanes, pitch, vector, n);
+    }
     row += here;
     lanes += here * pitch;
   }

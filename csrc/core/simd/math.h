@@ -243,14 +243,18 @@ NEURON_INLINE N mish(N x) {
 }
 
 template <class N>
+NEURON_INLINE N atan_near(N q) {  // 0 <= q <= 1
+  const N u = q * q;
+  // (atan(q) / q - 1) / q^2, in u
+  static constexpr float c[] = {-0.0017875476f, 0.010887361f, -0.031127002f, 0.057906546f, -0.08400475f,
+                                0.10951175f,    -0.14264052f, 0.19998531f,   -0.333333f};
+  return mad(polynomial(c, u) * u, q, q);
+}
+template <class N>
 NEURON_INLINE N atan(N x) {
   const N a = magnitude(x);
   const auto steep = a > 1.0f;
-  const N q = select(steep, 1.0f / a, a), u = q * q;
-  // (atan(q) / q - 1) / q^2 on 0 <= q <= 1, in u
-  static constexpr float c[] = {-0.0017875476f, 0.010887361f, -0.031127002f, 0.057906546f, -0.08400475f,
-                                0.10951175f,    -0.14264052f, 0.19998531f,   -0.333333f};
-  const N p = mad(polynomial(c, u) * u, q, q);
+  const N p = atan_near(select(steep, 1.0f / a, a));
   return with_sign_of(select(steep, 1.57079637f - (p + 4.3711388e-8f), p), x);
 }
 
@@ -354,7 +358,7 @@ NEURON_INLINE N atan2(N y, N x) {
   const auto steep = a > b;
   const N low = select(steep, b, a), high = select(steep, a, b);
   // 0 / 0 is 0 here, and infinity / infinity 1.
-  const N p = atan(select(low == high, select(high > 0.0f, N(1.0f), high), low / high));
+  const N p = atan_near(select(low == high, select(high > 0.0f, N(1.0f), high), low / high));
   const auto left = shift_signed(to_bits(x), 31) != 0u;
   const N from = select(steep, N(1.57079637f), select(left, N(3.14159274f), N(0.0f)));
   const N turn = select(steep, select(left, p, -p), select(left, -p, p));
@@ -520,7 +524,7 @@ NEURON_INLINE N fmod(N a, N b) {
   const N x = magnitude(a), d = magnitude(b), q = x / d;
   const N rest = mad((kMagic - q) - kMagic, d, x);
   const N r = with_sign_of(select(rest < 0.0f, rest + d, rest), a);
-  if (!any(!((q < 4194304.0f) & (d < INFINITY)))) [[likely]]
+  if (!any(((q >= 4194304.0f) & (d > 0.0f)) | (d == INFINITY))) [[likely]]
     return r;
   return lane_by_lane([](float n, float m) { return std::fmod(n, m); }, a, b);
 }
