@@ -200,6 +200,8 @@ class Kernel:
             for s in session.storages:  # what was traced holds no data
                 if s.id not in session.constants:
                     s.array = None
+        if self.lnc > 1:
+            sessions.warn_of_races(launch)
         return traced
 
     def launch(self, traced: Traced, args: tuple, kwargs: dict) -> object:
@@ -309,6 +311,8 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
         sessions.run(launch.sessions[0], bodies[0])
     else:
         _run_together(launch, bodies)
+    if kernel.lnc > 1:
+        sessions.warn_of_races(launch)
     return [_finish(r) for r in results]
 
 
