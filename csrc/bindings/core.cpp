@@ -218,6 +218,8 @@ PYBIND11_MODULE(_core, m) {
           py::arg("name"), py::arg("memory"), py::arg("partitions"), py::arg("row_bytes"), py::arg("address") = -1,
           py::arg("partition_start") = 0, py::arg("external") = false, py::arg("source") = 0)
       .def("add_register", &Program::add_register)
+      // For who runs it in C++; valid while the object lives.
+      .def_property_readonly("address", [](const Program& p) { return reinterpret_cast<uintptr_t>(&p); })
       .def("append",
            [](Program& p, int opcode, int engine, const py::tuple& operands, const py::dict& attrs,
               const py::tuple& list, uint32_t source) {

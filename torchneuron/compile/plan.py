@@ -21,7 +21,8 @@ Slot = _C.Slot
 @dataclass
 class Step:
     """One step. `kind` is "operator" (through C++), "fused" (operators as programs; `args` are the slots from outside,
-    `outs` those that are read after it), "scalar" (arithmetic on sizes) or "python" (a call of Python)."""
+    `outs` those that are read after it), "scalar" (arithmetic on sizes), "kernel" (an operator that launches an NKI
+    kernel) or "python" (a call of Python)."""
 
     kind: str
     name: str
@@ -30,7 +31,9 @@ class Step:
     overload: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)  # of a "fused" step
-    function: Callable[..., Any] | None = None  # of a "python" step: slots' values to a list of results
+    # Of a "python" step: slots' values to a list of results; of a "kernel" step: a list of tensors to a launch or None.
+    function: Callable[..., Any] | None = None
+    label: str = ""  # of a "kernel" step: the kernel's name
     bridged: bool = False  # may run PyTorch's CPU kernel on host faces of the tensors
     device: int = -1  # index of the neuron device that the results are on; -1: host
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the neuron tensors among the arguments
