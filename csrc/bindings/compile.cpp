@@ -12,6 +12,7 @@
 
 #include "compile/executable.h"
 #include "compile/fused_step.h"
+#include "compile/kernel_step.h"
 #include "compile/number_step.h"
 
 namespace py = pybind11;
@@ -193,6 +194,65 @@ std::unique_ptr<Step> read_callback(const py::dict& step, const std::vector<uint
                                         step["outs"].cast<std::vector<uint32_t>>());
 }
 
+// Keeps a Python object until nobody needs it, whoever is the last.
+std::shared_ptr<void> keep_alive(py::object object) {
+  return {object.release().ptr(), [](void* p) {
+            py::gil_scoped_acquire gil;
+            Py_DECREF(static_cast<PyObject*>(p));
+          }};
+}
+
+// What launch_of in torchneuron/nki/torch_ops.py returns.
+std::shared_ptr<const KernelLaunch> read_launch(const py::object& given) {
+  if (given.is_none()) return nullptr;
+  auto launch = std::make_shared<KernelLaunch>();
+  for (auto core : given["cores"].cast<py::sequence>())
+    launch->cores.push_back({reinterpret_cast<const Program*>(core["program"].cast<uintptr_t>()),
+                             core["inputs"].cast<std::vector<uint32_t>>(),
+                             core["buffers"].cast<std::vector<std::pair<uint32_t, size_t>>>(),
+                             {}});
+  size_t i = 0;
+  for (auto core : given["cores"].cast<py::sequence>()) {
+    for (auto c : core["constants"].cast<std::vector<std::pair<uint32_t, uintptr_t>>>())
+      launch->cores[i].constants.emplace_back(c.first, reinterpret_cast<const void*>(c.second));
+    i++;
+  }
+  launch->buffers = given["buffers"].cast<std::vector<int64_t>>();
+  for (auto r : given["results"].cast<py::sequence>()) {
+    KernelLaunch::Result result{r["argument"].cast<int>(), 0, at::kByte, {}, {}, 0};
+    if (result.argument < 0) {
+      result.buffer = r["buffer"].cast<size_t>();
+      result.dtype = reinterpret_cast<THPDtype*>(py::object(r["dtype"]).ptr())->scalar_type;
+      result.sizes = r["sizes"].cast<std::vector<int64_t>>();
+      result.strides = r["strides"].cast<std::vector<int64_t>>();
+      result.offset = r["offset"].cast<int64_t>();
+    }
+    launch->results.push_back(std::move(result));
+  }
+  launch->keep = keep_alive(given["keep"]);
+  return launch;
+}
+
+std::unique_ptr<Step> read_kernel(const py::dict& step) {
+  auto by_operator = read_operator(step, {});
+  auto resolve = [function = keep_alive(step["function"])](const std::vector<at::Tensor>& tensors) {
+    py::gil_scoped_acquire gil;
+    py::list given;
+    for (const at::Tensor& t : tensors) given.append(from_value(t));
+    py::object result =
+        py::reinterpret_steal<py::object>(PyObject_CallOneArg(static_cast<PyObject*>(function.get()), given.ptr()));
+    if (!result) {
+      python_error error;
+      error.persist();
+      throw std::move(error);
+    }
+    return read_launch(result);
+  };
+  auto tensors = read_plain_list(step["args"].cast<py::sequence>()[0].cast<py::sequence>());
+  return std::make_unique<KernelStep>(step["label"].cast<std::string>(), step["device"].cast<c10::DeviceIndex>(),
+                                      std::move(tensors), std::move(resolve), std::move(by_operator));
+}
+
 std::unique_ptr<Step> read_step(const py::dict& step) {
   const auto kind = step["kind"].cast<std::string>();
   auto drops = step["drops"].cast<std::vector<uint32_t>>();
@@ -206,6 +266,8 @@ std::unique_ptr<Step> read_step(const py::dict& step) {
     out = std::make_unique<FusedStep>(step["device"].cast<c10::DeviceIndex>(), read_inner(step));
   } else if (kind == "numbers") {
     out = std::make_unique<NumberStep>(read_inner(step));
+  } else if (kind == "kernel") {
+    out = read_kernel(step);
   } else {
     TORCH_CHECK_VALUE(kind == "python", "No step of a compiled graph is of kind '", kind, "'.");
     out = read_callback(step, drops);

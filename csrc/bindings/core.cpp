@@ -78,7 +78,7 @@ bool step(PyCore& c, int opcode, int engine, const py::tuple& operands, const py
           uint32_t source) {
   Instruction in = parse(opcode, engine, operands, attrs, list, source);
   c.program->validate(in);
-  c.program->tracker().visit(c.program->storages(), in, false);
+  c.program->follow(in, false);
   if (in.spec().rendezvous) {
     c.pending = std::move(in);
     return true;
@@ -218,6 +218,8 @@ PYBIND11_MODULE(_core, m) {
           py::arg("name"), py::arg("memory"), py::arg("partitions"), py::arg("row_bytes"), py::arg("address") = -1,
           py::arg("partition_start") = 0, py::arg("external") = false, py::arg("source") = 0)
       .def("add_register", &Program::add_register)
+      // For who runs it in C++; valid while the object lives.
+      .def_property_readonly("address", [](const Program& p) { return reinterpret_cast<uintptr_t>(&p); })
       .def("append",
            [](Program& p, int opcode, int engine, const py::tuple& operands, const py::dict& attrs,
               const py::tuple& list, uint32_t source) {
@@ -234,6 +236,7 @@ PYBIND11_MODULE(_core, m) {
              p.tracker().check_results(p.storages(), results);
            })
       .def("first_read", [](const Program& p) { return p.tracker().first_read(p.storages()); })
+      .def("follow_shared", [](Program& p) { p.shared_uses().follow(); })
       .def("set_check", [](Program& p, bool on) { p.tracker().check() = on; })
       .def("mark_written", [](Program& p, uint32_t s) { p.tracker().mark_all(s); })
       .def("__len__", [](const Program& p) { return p.instructions().size(); })
@@ -278,6 +281,16 @@ PYBIND11_MODULE(_core, m) {
           "Where a buffer lies: (address, bytes from one partition to the next).");
 
   m.def("meet", &meet);
+  m.def("find_race", [](const Program& a, const Program& b, const std::vector<std::pair<uint32_t, uint32_t>>& same) {
+    py::object found = py::none();
+    if (const auto race = find_race(a.shared_uses(), b.shared_uses(), same)) {
+      auto use = [](const SharedUses::Use& u) {
+        return py::make_tuple(std::string(spec(u.opcode).name), u.write, u.source);
+      };
+      found = py::make_tuple(a.storages()[race->first.storage].name, race->byte, use(race->first), use(race->second));
+    }
+    return found;  // (buffer, byte, (instruction, whether it writes, line) of a and of b)
+  });
   m.def("run", [](const std::vector<PyCore*>& cores) {
     std::vector<Core*> all;
     for (PyCore* c : cores) all.push_back(&c->core);

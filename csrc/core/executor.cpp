@@ -1827,7 +1827,7 @@ void Core::run_parts() {
         if (plan.segments[s].row_local)
           run_segment(plan.segments[s], &lane);
         else
-          execute(plan.code[plan.segments[s].begin], &lane);
+          run_one(plan.code[plan.segments[s].begin], &lane);
     }
   };
   if (plan.work < kParallelWork)
@@ -1869,7 +1869,8 @@ void Core::run_rows(const CodeSegment& segment, Lane* lane) {
     };
     std::vector<ResolvedStep> resolved;
     resolved.reserve(steps.size());
-    for (const RowStep& s : steps) resolved.push_back({&s, resolve(s.to), resolve(s.a), resolve(s.b), resolve(s.c)});
+    for (const RowStep& s : steps)
+      resolved.push_back({&s, resolve(s.to), resolve(s.a), resolve(s.b), resolve(s.c), resolve(s.sum)});
     run_row_steps(groups, resolved, begin, end);
   };
   int64_t work = 0, first = kPartitions, last = 0;
@@ -1927,6 +1928,14 @@ void Core::run_segment(const CodeSegment& segment, Lane* lane) {
   for (const Call& c : calls) mark_written(*c.in);
 }
 
+void Core::run_one(const Instruction& in, Lane* lane) {
+  try {
+    execute(in, lane);
+  } catch (const OutOfBounds& e) {
+    throw OutOfBounds(std::string(e.what()) + " (@" + std::to_string(in.source) + ")");
+  }
+}
+
 Core::State Core::run() {
   if (!entered_) enter();
   const Plan& plan = program_.plan();
@@ -1974,7 +1983,7 @@ Core::State Core::run() {
         if (condition(plan.code[in.match].reg)) position_ = segment_of(in.match);
         break;
       default:
-        execute(in);
+        run_one(in, nullptr);
     }
     ++position_;
     if (segment.gives_way) return State::ready;

@@ -92,6 +92,7 @@ class Core {
   friend struct Semantics;
   Call resolve(const Instruction& instruction, Lane* lane);
   void execute(const Instruction& instruction, Lane* lane);
+  void run_one(const Instruction& instruction, Lane* lane);  // errors name its line
   void run_segment(const CodeSegment& segment, Lane* lane);
   void run_rows(const CodeSegment& segment, Lane* lane);
   void mark_written(const Instruction& instruction);

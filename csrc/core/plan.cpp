@@ -590,7 +590,7 @@ class Planner {
     plan_.row_offset.assign(storages_.size(), -1);
     for (const RowStep& s : plan_.steps) {
       plan_.line_bytes = std::max<int64_t>(plan_.line_bytes, (s.whole ? s.n * s.count : std::min(s.n, kChunk)) * 4);
-      for (const RowOperand* o : {&s.to, &s.a, &s.b, &s.c})
+      for (const RowOperand* o : {&s.to, &s.a, &s.b, &s.c, &s.sum})
         if (o->place == RowOperand::Place::line) plan_.lines = std::max<int64_t>(plan_.lines, o->storage + 1);
     }
     plan_.line_bytes = (plan_.line_bytes + 63) / 64 * 64;

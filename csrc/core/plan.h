@@ -35,7 +35,7 @@ struct Plan {
   std::vector<RowGroup> groups;
   std::vector<int64_t> row_offset;  // of each storage: byte offset in a thread's memory of one row, if a segment of
                                     // steps is all that touches it, or -1
-  int64_t row_bytes = 0;  // that memory; then the lines
+  int64_t row_bytes = 0;            // that memory; then the lines
   int64_t line_bytes = 0, lines = 0;
   int64_t work = 0;   // elements that instructions visit, roughly
   int32_t packs = 0;  // matmul factors that occur more than once: numbered by Instruction::pack

@@ -547,9 +547,14 @@ Instruction& Program::append(Instruction in) {
     instructions_[in.match].match = index;
     open_loops_.pop_back();
   }
-  tracker_.visit(storages_, in, !open_loops_.empty());
+  follow(in, !open_loops_.empty());
   instructions_.push_back(std::move(in));
   return instructions_.back();
+}
+
+void Program::follow(Instruction& in, bool in_loop) {
+  tracker_.visit(storages_, in, in_loop);
+  shared_uses_.visit(storages_, in, in_loop);
 }
 
 void Program::seal(bool several) {

@@ -9,6 +9,7 @@
 
 #include "isa.h"
 #include "plan.h"
+#include "races.h"
 
 namespace neuron {
 
@@ -212,6 +213,8 @@ class Program {
   // Validates against the table; returns the instruction (its engine chosen). Does not keep it: see append.
   void validate(Instruction& instruction) const;
   Instruction& append(Instruction instruction);
+  // Notes what an instruction does to memory: append does so, and who runs it at once instead.
+  void follow(Instruction& instruction, bool in_loop);
 
   // After the last instruction: makes the plan that the executor follows (see plan.h). several: other cores run too.
   void seal(bool several = false);
@@ -228,6 +231,8 @@ class Program {
   int generation() const { return generation_; }
   Tracker& tracker() { return tracker_; }
   const Tracker& tracker() const { return tracker_; }
+  SharedUses& shared_uses() { return shared_uses_; }
+  const SharedUses& shared_uses() const { return shared_uses_; }
   int loop_depth() const { return static_cast<int>(open_loops_.size()); }
 
   static Peak peak(const std::vector<Storage>& storages, const LiveRanges& live, Memory memory);
@@ -242,6 +247,7 @@ class Program {
   Plan plan_;
   std::vector<uint32_t> open_loops_;
   Tracker tracker_;
+  SharedUses shared_uses_;
 };
 
 // One instruction in the field's notation: `vector tensor_scalar dst=t3[128,64] data=t3[128,64] operand0=2.0

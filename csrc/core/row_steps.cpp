@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "program.h"
 #include "simd/kernels.h"
@@ -129,11 +130,23 @@ class Lowering {
     return s;
   }
   void binary(AluOp op, bool reverse, const RowOperand& a, const RowOperand& b, const RowOperand& to) {
+    const bool swaps = reverse && info(op).inputs == 2;
+    // A second operator on what the last step gave, which nobody else sees, goes into the same pass.
+    if (RowStep* last = steps_.empty() ? nullptr : &steps_.back();
+        last && last->kind == Kind::binary && !last->a.one && a == last->to && (a.place == Place::line || a == to) &&
+        !(b == last->to) && K().chain[index(last->op)][index(op)][swaps]) {
+      last->kind = Kind::chain;
+      last->op2 = op;
+      last->reversed = swaps;
+      last->c = b;
+      last->to = to;
+      return;
+    }
     RowStep& s = step(Kind::binary, n_);
     s.op = op;
     s.a = a;
     s.b = b;
-    if (reverse && info(op).inputs == 2) std::swap(s.a, s.b);
+    if (swaps) std::swap(s.a, s.b);
     s.to = to;
   }
   void function(Function f, const RowOperand& in, const RowOperand& scale, const RowOperand& bias, float parameter,
@@ -160,12 +173,20 @@ class Lowering {
     s.to = reg;
     return reg;
   }
-  void accumulate(const RowOperand& reg, AluOp op, const RowOperand& from, int result) {
+  // from: what the last step gave; nobody else sees it if `discard`.
+  void accumulate(const RowOperand& reg, AluOp op, const RowOperand& from, int result, bool discard) {
     if (!accumulates()) return;
-    RowStep& s = step(Kind::accumulate, n_);
-    s.op = op;
-    s.a = from;
-    s.to = reg;
+    if (RowStep& last = steps_.back();
+        last.kind == Kind::activate && op == AluOp::add && K().summed[index(last.function)]) {
+      last.kind = Kind::summed;
+      last.sum = reg;
+      if (discard) last.to = {};
+    } else {
+      RowStep& s = step(Kind::accumulate, n_);
+      s.op = op;
+      s.a = from;
+      s.to = reg;
+    }
     if (tile(result)) {
       RowStep& out = step(Kind::store, 1);
       out.dtype = in_.operand(result).access.dtype;
@@ -247,7 +268,7 @@ class Lowering {
         const RowOperand reg = begin_accumulation(Place::scalar_register, in_.reduce_op);
         const RowOperand bias = scalar(2), scale = scalar(3, 1), x = input(1, n_), to = output(0, in_.discard);
         function(in_.function, x, scale, bias, static_cast<float>(in_.value), to);
-        accumulate(reg, in_.reduce_op, to, 4);
+        accumulate(reg, in_.reduce_op, to, 4, in_.discard);
         finish(0, n_, to, in_.discard);
         return true;
       }
@@ -257,7 +278,7 @@ class Lowering {
         const RowOperand shift = scalar(2), x = input(1, n_), to = output(0, in_.discard);
         binary(AluOp::subtract, false, x, shift, to);
         function(Function::exp, to, number(1), number(0), 0, to);
-        accumulate(reg, AluOp::add, to, 3);
+        accumulate(reg, AluOp::add, to, 3, in_.discard);
         finish(0, n_, to, in_.discard);
         return true;
       }
@@ -266,7 +287,7 @@ class Lowering {
         const RowOperand reg = begin_accumulation(Place::vector_register, in_.reduce_op);
         const RowOperand s = scalar(2), x = input(1, n_), to = output(0, in_.discard);
         binary(in_.op0, in_.reverse0, x, s, to);
-        accumulate(reg, in_.reduce_op, to, 3);
+        accumulate(reg, in_.reduce_op, to, 3, in_.discard);
         finish(0, n_, to, in_.discard);
         return true;
       }
@@ -321,6 +342,16 @@ void run(const ResolvedStep& s, int64_t r, int64_t at, int64_t n) {
     case Kind::binary:
       k.binary[index(step.op)](floats(s.a), !step.a.one, floats(s.b), !step.b.one, floats(s.to), n);
       break;
+    case Kind::chain:
+      k.chain[index(step.op)][index(step.op2)][step.reversed](floats(s.a), floats(s.b), !step.b.one, floats(s.c),
+                                                              !step.c.one, floats(s.to), n);
+      break;
+    case Kind::summed: {
+      const float v = k.summed[index(step.function)](floats(s.a), *floats(s.b), *floats(s.c),
+                                                     step.to.place == Place::none ? nullptr : floats(s.to), n);
+      *floats(s.sum) += v;
+      break;
+    }
     case Kind::activate:
       activate(step.function, floats(s.a), *floats(s.b), *floats(s.c), step.parameter, floats(s.to), n);
       break;

@@ -26,6 +26,7 @@ struct RowOperand {
   int64_t pitch = 0;      // bytes from row to row (HBM)
   int64_t stride = 0;     // bytes from element to element
   float number = 0;
+  bool operator==(const RowOperand&) const = default;
 };
 
 struct RowStep {
@@ -34,18 +35,21 @@ struct RowStep {
     load,        // to = a, of type `dtype`, as fp32
     store,       // to, of type `dtype`, = a
     binary,      // to = a op b
+    chain,       // to = (a op b) op2 c; reversed: c op2 (a op b)
     activate,    // to = function(a * b + c), as activation says
+    summed,      // the same, and sum = sum + what it adds up to; `to` may be nowhere
     reduce,      // to[j] = op over a[j * n ...], `count` times; negated if `negate`
     accumulate,  // to = to op (op over a)
   };
   Kind kind = Kind::copy;
-  AluOp op = AluOp::bypass;
+  AluOp op = AluOp::bypass, op2 = AluOp::bypass;
   Function function = Function::copy;
   Dtype dtype = Dtype::float32;
-  bool negate = false, whole = false;  // whole: the row is not cut into chunks
+  bool negate = false, reversed = false;
+  bool whole = false;  // the row is not cut into chunks
   int64_t n = 1, count = 1;
   float parameter = 0;
-  RowOperand to, a, b, c;
+  RowOperand to, a, b, c, sum;
 };
 
 // Steps that go through a row together, chunk by chunk: [begin, end) of the steps, for partitions [first, last).
@@ -69,7 +73,7 @@ struct RowPointer {
 };
 struct ResolvedStep {
   const RowStep* step;
-  RowPointer to, a, b, c;
+  RowPointer to, a, b, c, sum;
 };
 // Runs the groups on partitions [begin, end); resolved: of step groups[0].begin and on.
 void run_row_steps(std::span<const RowGroup> groups, std::span<const ResolvedStep> resolved, int64_t begin,

@@ -1,5 +1,9 @@
 """Launches on two cores, rendezvous, and collectives between ranks."""
 
+import re
+import warnings
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -64,6 +68,83 @@ def test_a_barrier_orders_what_cores_write(way, place):
 
     x = np.arange(16, dtype=F32).reshape(4, 4)
     np.testing.assert_array_equal(way(k)[2](x), x)
+
+
+def line_of(word):
+    """file:line of the line in this file that ends with the comment `word`."""
+    for number, text in enumerate(Path(__file__).read_text().splitlines(), 1):
+        if text.endswith("# " + word):
+            return f"test_cores_and_collectives.py:{number}"
+    raise AssertionError(word)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_race_names_both_lines(way):
+    """Core 1 reads what core 0 writes. With a barrier between them, nothing is said."""
+
+    def k(x, barrier):
+        middle, o = (nl.ndarray(x.shape, x.dtype, nl.shared_hbm) for _ in range(2))
+        t = load(x)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(middle, t)  # race: write
+        if barrier:
+            nisa.core_barrier(middle, (0, 1))
+        if nl.program_id(0) == 1:
+            nisa.dma_copy(t, middle)  # race: read
+            nisa.dma_copy(o, t)
+        return o
+
+    x = np.arange(16, dtype=F32).reshape(4, 4)
+    with pytest.warns(nki.NkiRaceWarning) as caught:
+        way(k)[2](x, False)
+    (text,) = (str(w.message) for w in caught if w.category is nki.NkiRaceWarning)
+    assert re.search(
+        f"core 0 writes it at .*{line_of('race: write')}, .*core 1 reads it at .*{line_of('race: read')}", text
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(way(k)[2](x, True), x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_only_bytes_that_both_touch_race(way, axis, shift):
+    """Every second row or column is a core's; shifted by one, they are the other one's too."""
+
+    def k(x):
+        o, me = nl.ndarray(x.shape, x.dtype, nl.shared_hbm), nl.program_id(0)
+        part = slice(0 if me == 0 or shift else 1, 8, 2)
+        t = load(x[part] if axis == 0 else x[:, part])
+        nisa.dma_copy(o[part] if axis == 0 else o[:, part], t)
+        rest = slice(1, 8, 2)
+        if shift and me == 0:  # nobody else writes them
+            nisa.dma_copy(o[rest] if axis == 0 else o[:, rest], load(x[rest] if axis == 0 else x[:, rest]))
+        return o
+
+    x = np.arange(64, dtype=F32).reshape(8, 8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        np.testing.assert_array_equal(way(k)[2](x), x)
+    assert [w.category for w in caught] == [nki.NkiRaceWarning] * shift
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exchange_orders_what_cores_write(way):
+    def k(x):
+        o, me = nl.ndarray(x.shape, x.dtype, nl.shared_hbm), nl.program_id(0)
+        t, other = load(x), nl.ndarray(x.shape, x.dtype)
+        if me == 0:
+            nisa.dma_copy(o, t)
+        nisa.sendrecv(t, other, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+        if me == 1:
+            nisa.dma_copy(o, other)
+        return o
+
+    x = np.arange(16, dtype=F32).reshape(4, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(way(k)[2](x), x)
 
 
 def test_errors_of_one_core_reach_the_caller():

@@ -1,5 +1,7 @@
 """Kernels on torch tensors: results are where the arguments are, in the order of their stream, in every way to run."""
 
+import sys
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ import torchneuron.device  # noqa: F401
 import torchneuron.nki as nki
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
+from torchneuron.compile import cache
+from torchneuron.compile.plan import Plan, Step
 
 DEVICES = ("cpu", "neuron")
 
@@ -82,6 +86,79 @@ def test_compiled_graphs_keep_a_kernel_whole():
     torch.neuron.reset_fusion_stats()
     assert torch.equal(compiled(x).cpu(), f(x).cpu())
     assert torch.neuron.fusion_stats()["executables_run"] == 1
+
+
+def python_calls(f):
+    """Names of the Python functions of this package, and of PyTorch's custom operators, that f() calls."""
+    seen = []
+
+    def note(frame, event, arg):
+        code = frame.f_code
+        if event == "call" and ("torchneuron" in code.co_filename or "custom_op" in code.co_filename):
+            seen.append(code.co_name)
+
+    sys.setprofile(note)
+    try:
+        f()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_compiled_graph_launches_kernels_without_python(cores):
+    """After the first run with a signature; the kernel's own Python runs when it is traced only."""
+    traced = []
+
+    @nki.jit
+    def halves(x, scale):
+        """scale * x by its rows, one half a core; and x itself."""
+        traced.append(x.shape)
+        out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        n = x.shape[0] // nl.num_programs()
+        t = nl.load(x[nl.program_id(0) * n : (nl.program_id(0) + 1) * n])
+        nisa.tensor_scalar(t, t, nl.multiply, scale)
+        nl.store(out[nl.program_id(0) * n : (nl.program_id(0) + 1) * n], t)
+        return out, x
+
+    f = torch.compile(lambda x: halves[cores](x.t(), 3.0)[0] + halves[cores](x.t(), 5.0)[1], backend="neuron")
+    x = torch.arange(32.0, device="neuron").view(8, 4)
+    assert torch.equal(f(x).cpu(), 4 * x.cpu().t())
+    runs = len(traced)
+    results = []
+    assert not python_calls(lambda: results.append(f(x)))
+    assert torch.equal(results[0].cpu(), 4 * x.cpu().t()) and len(traced) == runs
+    y = torch.ones(8, 6, device="neuron")  # another signature is traced once
+    assert torch.equal(f(y).cpu(), torch.full((6, 8), 4.0))
+
+
+def test_a_kernel_that_fails_in_a_compiled_graph_names_its_line():
+    @nki.jit
+    def gather(x, rows):
+        out = nl.ndarray((4, x.shape[1]), x.dtype, nl.shared_hbm)
+        index, t = nl.load(rows), nl.ndarray((4, x.shape[1]), x.dtype)
+        nisa.dma_copy(t, x.ap([[x.shape[1], 4], [1, x.shape[1]]], vector_offset=index))
+        nl.store(out, t)
+        return out
+
+    f = torch.compile(lambda x, rows: gather(x, rows) + 1, backend="neuron")
+    x = torch.arange(12.0, device="neuron").view(6, 2)
+    rows = torch.tensor([[5], [0], [3], [2]], dtype=torch.int32, device="neuron")
+    expected = x.cpu()[[5, 0, 3, 2]] + 1
+    for _ in range(2):
+        assert torch.equal(f(x, rows).cpu(), expected)
+    with pytest.raises(nki.NkiOutOfBoundsError) as caught:
+        f(x, rows + 4)
+    line = gather.func.__code__.co_firstlineno + 4
+    assert caught.value.location.endswith(f"test_devices.py:{line}") and caught.value.operand == "src"
+    assert torch.equal(f(x, rows).cpu(), expected)
+
+
+def test_plans_with_kernels_stay_in_their_process():
+    """A plan on disk would name a kernel by a number that only this process knows."""
+    plan = Plan(0, 0, [], [Step("kernel", "torchneuron::nki", [[], 0], [])], [])
+    with pytest.raises(cache.Unencodable, match="kernel"):
+        cache.encode(plan)
 
 
 def test_compiled_graphs_refuse_writes_that_are_not_declared():

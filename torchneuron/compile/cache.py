@@ -123,13 +123,13 @@ def _decode_constant(entry: dict[str, Any]) -> torch.Tensor:
 
 
 # What a step is on disk; the rest is known to lowering alone.
-_FIELDS = tuple(f.name for f in fields(Step) if f.name not in ("function", "fusion", "writes"))
+_FIELDS = tuple(f.name for f in fields(Step) if f.name not in ("function", "label", "fusion", "writes"))
 
 
 def encode(plan: Plan) -> bytes:
     """A plan as bytes. Raises Unencodable if it holds what is not data."""
-    if any(step.kind == "python" for step in plan.steps):
-        raise Unencodable("a call of Python")
+    if any(step.kind in ("python", "kernel") for step in plan.steps):
+        raise Unencodable("a call of Python or a kernel")
     document = {
         "inputs": plan.inputs,
         "slots": plan.slots,

@@ -225,6 +225,12 @@ class Lowering:
             kwargs={k: self._argument(v) for k, v in node.kwargs.items()},
             **_site(op, node),
         )
+        if op is torch.ops.torchneuron.nki.default and isinstance(node.meta["val"], list) and step.device >= 0:
+            from torchneuron.nki import torch_ops
+
+            step.kind, handle = "kernel", node.args[1]
+            step.label = torch_ops.kernel_name(handle)
+            step.function = functools.partial(torch_ops.launch_of, handle)
         self._add(node, step)
 
     def _python(self, node: Node) -> None:

@@ -21,8 +21,9 @@ Slot = _C.Slot
 @dataclass
 class Step:
     """One step. `kind` is "operator" (through C++), "fused" (operators as programs), "numbers" (operators on float32
-    tensors of the host without dimensions, computed as floats), "scalar" (arithmetic on sizes) or "python" (a call of
-    Python). Of steps that hold others `args` are the slots from outside, `outs` those that are read after it."""
+    tensors of the host without dimensions, computed as floats), "scalar" (arithmetic on sizes), "kernel" (an operator
+    that launches an NKI kernel) or "python" (a call of Python). Of steps that hold others `args` are the slots from
+    outside, `outs` those that are read after it."""
 
     kind: str
     name: str
@@ -31,7 +32,9 @@ class Step:
     overload: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)  # of a "fused" step or one of "numbers"
-    function: Callable[..., Any] | None = None  # of a "python" step: slots' values to a list of results
+    # Of a "python" step: slots' values to a list of results; of a "kernel" step: a list of tensors to a launch or None.
+    function: Callable[..., Any] | None = None
+    label: str = ""  # of a "kernel" step: the kernel's name
     bridged: bool = False  # may run PyTorch's CPU kernel on host faces of the tensors
     device: int = -1  # index of the neuron device that the results are on; -1: host
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the neuron tensors among the arguments

@@ -6,6 +6,7 @@ from .errors import (
     NkiDeadlockError,
     NkiError,
     NkiOutOfBoundsError,
+    NkiRaceWarning,
     NkiSpillWarning,
     NkiUninitialisedReadError,
     NkiUninitialisedReadWarning,
@@ -21,7 +22,8 @@ dtype = dtypes
 cpu_simulate = simulate  # name before API 0.5
 
 __all__ = [
-    "Kernel", "NkiCapacityError", "NkiDeadlockError", "NkiError", "NkiOutOfBoundsError", "NkiSpillWarning", "NkiTensor",
+    "Kernel", "NkiCapacityError", "NkiDeadlockError", "NkiError", "NkiOutOfBoundsError", "NkiRaceWarning",
+    "NkiSpillWarning", "NkiTensor",
     "NkiUninitialisedReadError", "NkiUninitialisedReadWarning", "NkiValidationError", "Profile", "collectives", "dtype",
     "isa", "jit", "language", "profile", "simulate", "simulate_ranks", "typing",
 ]  # fmt: skip

@@ -31,6 +31,11 @@ class NkiUninitialisedReadWarning(UserWarning):
     """A computation on memory that nothing has written, on which no result depends."""
 
 
+class NkiRaceWarning(UserWarning):
+    """Two cores touch the same bytes of HBM, one of them writes, and no barrier or exchange orders them; the message
+    has both lines. What either core finds there is chance on Trainium."""
+
+
 class NkiCapacityError(NkiError):
     """More SBUF or PSUM is live at once than the core has."""
 
@@ -66,7 +71,8 @@ def translate(error: _core.Error, locate: Callable[[int], str], source: int | No
     text = with_places(str(error), locate)
     where = locate(source) if source else ""
     result = _TRANSLATION.get(type(error), NkiError)(f"{text} ({where})" if where else text)
-    result.location = where
+    at = re.search(r"\(at (\S+:\d+)\)$", text)  # what runs later names the line itself
+    result.location = where or (at.group(1) if at else "")
     if isinstance(result, NkiValidationError):
         result.instruction, result.operand, result.limit = error.instruction, error.operand, error.limit
     elif isinstance(result, NkiOutOfBoundsError):

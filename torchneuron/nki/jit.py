@@ -200,6 +200,8 @@ class Kernel:
             for s in session.storages:  # what was traced holds no data
                 if s.id not in session.constants:
                     s.array = None
+        if self.lnc > 1:
+            sessions.warn_of_races(launch)
         return traced
 
     def launch(self, traced: Traced, args: tuple, kwargs: dict) -> object:
@@ -237,6 +239,62 @@ class Kernel:
             return given[r.index].array if isinstance(r, _Argument) else arrays.as_result(r, memories[r.storage], like)
 
         return _map_result(traced.result, result)
+
+    def plain_launch(self, args: tuple, kwargs: dict) -> dict | None:
+        """The launch on these torch tensors as numbers, for who runs it without Python. None if it has to be called.
+
+        cores: address of each core's program, storage of each tensor, (storage, buffer) pairs, (storage, address) pairs
+        of constants; buffers: sizes in bytes; results: which argument, or buffer, torch dtype, sizes, strides and
+        offset in elements; keep: the owner of what the addresses point to.
+        """
+        if self.step or env.NKI_SIMULATOR.get():
+            return None
+        traced = self.trace(args, kwargs)
+        if traced is None or traced.written:
+            return None
+        results = traced.result if isinstance(traced.result, (list, tuple)) else [traced.result]
+        constants = {storage for storage, _ in traced.constants[0]}
+        if not all(
+            isinstance(r, _Argument) or (isinstance(r, arrays.Output) and r.storage not in constants) for r in results
+        ):
+            return None
+        sizes: list[int] = []
+        shared: dict[object, int] = {}
+        cores, first = [], {}
+        for core, program in enumerate(traced.programs):
+            buffers = []
+            for storage, size, key in traced.internal[core]:
+                number = shared.get(key) if key is not None else None
+                if number is None:
+                    number = len(sizes)
+                    sizes.append(size)
+                    if key is not None:
+                        shared[key] = number
+                buffers.append((storage, number))
+            first = first or dict(buffers)
+            constants = [(storage, array.ctypes.data) for storage, array in traced.constants[core]]
+            cores.append(
+                {
+                    "program": program.address,
+                    "inputs": traced.inputs[core],
+                    "buffers": buffers,
+                    "constants": constants,
+                }
+            )
+        return {"cores": cores, "buffers": sizes, "results": [_plain(r, first) for r in results], "keep": traced}
+
+
+def _plain(result: arrays.Output | _Argument, buffers: dict[int, int]) -> dict:
+    if isinstance(result, _Argument):
+        return {"argument": result.index}
+    return {
+        "argument": -1,
+        "buffer": buffers[result.storage],
+        "dtype": arrays.torch_dtype(result.dtype),
+        "sizes": list(result.shape),
+        "strides": list(result.strides),
+        "offset": result.offset,
+    }
 
 
 def _shape_only(x: object) -> arrays.Input:
@@ -309,6 +367,8 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
         sessions.run(launch.sessions[0], bodies[0])
     else:
         _run_together(launch, bodies)
+    if kernel.lnc > 1:
+        sessions.warn_of_races(launch)
     return [_finish(r) for r in results]
 
 

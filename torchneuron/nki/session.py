@@ -125,6 +125,25 @@ class Launch:
         self.condition.notify_all()
 
 
+def warn_of_races(launch: Launch) -> None:
+    """Warns of the first race between the two cores of a rank, when both have run or have been traced."""
+    for a, b in zip(launch.sessions[::2], launch.sessions[1::2]):
+        same = [(s, b.shared_keys[k]) for k, s in a.shared_keys.items() if k in b.shared_keys]
+        race = _core.find_race(a.program, b.program, same)
+        if race is None:
+            continue
+        name, byte, *uses = race
+        texts = [
+            f"{instruction} of core {core} {'writes' if writes else 'reads'} it at {session.locate(source)}"
+            for core, session, (instruction, writes, source) in zip((0, 1), (a, b), uses)
+        ]
+        warnings.warn(
+            f"cores race for byte {byte} of {name}: {', '.join(texts)}; no core_barrier or sendrecv is between them",
+            errors.NkiRaceWarning,
+            stacklevel=3,
+        )
+
+
 class _Cancelled(BaseException):
     """Another core of the launch has failed."""
 
@@ -143,6 +162,8 @@ class Session:
         self.runs = True  # False: traced for its shapes or its time only
         self.wide = step and not env.NKI_PRECISE_FP.get()
         self.program = _core.Program(target.generation)
+        if launch.lnc > 1:
+            self.program.follow_shared()
         self.core = _core.Core(self.program, program_id, rank)
         self.storages: list[weakref.ref[Storage] | Storage] = []
         self.sources: dict[tuple[str, int], int] = {}
@@ -151,6 +172,7 @@ class Session:
         self.shared_count = 0
         self.keep: list[object] = []
         self.shared_ids: set[int] = set()  # storages in shared_hbm
+        self.shared_keys: dict[object, int] = {}  # of those: storage by what is the same on all cores
         self.constants: set[int] = set()  # storages that a kernel made with values
         self.index = 0
 
@@ -190,7 +212,7 @@ class Session:
         storage = Storage(self, name or f"t{len(self.storages)}", buffer, shape, dtype)
         storage.named = bool(name)
         itemsize = dtype.itemsize
-        external = array is not None
+        external = external_array = array is not None
         if buffer.on_chip:
             partitions, row_bytes = shape[0], storage.row_elements * itemsize
         else:
@@ -212,6 +234,7 @@ class Session:
             storage.array = array
             if buffer is shared_hbm:
                 self.shared_ids.add(storage.id)
+                self.shared_keys[(external_array, name or len(self.shared_keys))] = storage.id
             self.core.bind(storage.id, array.ctypes.data)
         self.storages.append(weakref.ref(storage) if buffer.on_chip and self.step else storage)
         if not self.step and buffer.on_chip:

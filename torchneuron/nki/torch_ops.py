@@ -71,14 +71,33 @@ def _handle(kernel: Kernel, rest: tuple, names: tuple[str, ...]) -> int:
     return len(_calls) - 1
 
 
-@torch.library.custom_op("torchneuron::nki", mutates_args=())
-def _call(tensors: list[torch.Tensor], handle: int) -> list[torch.Tensor]:
-    """Launches call number `handle` on its tensors."""
+def _arguments(tensors: list[torch.Tensor], handle: int) -> tuple[Kernel, tuple, dict]:
+    """The kernel of a call, and its arguments with these tensors."""
     kernel, rest, names = _calls[handle]
     given = iter(tensors)
     values = [next(given) if v is None else v[0] for v in rest]
     split = len(values) - len(names)
-    args, kwargs = tuple(values[:split]), dict(zip(names, values[split:]))
+    return kernel, tuple(values[:split]), dict(zip(names, values[split:]))
+
+
+def kernel_name(handle: int) -> str:
+    """The name of the kernel of call number `handle`."""
+    return _calls[handle][0].__name__
+
+
+def launch_of(handle: int, tensors: list[torch.Tensor]) -> dict | None:
+    """What a compiled graph needs to launch call number `handle` on tensors of these shapes and types without Python.
+
+    None: it must be called (it runs step by step, writes an argument, or returns no plain tensors).
+    """
+    kernel, args, kwargs = _arguments(tensors, handle)
+    return kernel.plain_launch(args, kwargs)
+
+
+@torch.library.custom_op("torchneuron::nki", mutates_args=())
+def _call(tensors: list[torch.Tensor], handle: int) -> list[torch.Tensor]:
+    """Launches call number `handle` on its tensors."""
+    kernel, args, kwargs = _arguments(tensors, handle)
     if any(map(arrays.is_fake, tensors)):
         traced = kernel.trace(args, kwargs)
         if traced is not None and traced.written:

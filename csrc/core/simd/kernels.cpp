@@ -458,6 +458,85 @@ void affine(const float* in, float scale, float bias, float* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = in[i] * scale + bias;
 }
 
+// ---- functions whose results are added up --------------------------------------------------------------------------
+template <bool Scale, bool Shift, class N>
+NEURON_INLINE N shifted(N x, float scale, float bias) {
+  if constexpr (Scale) return x * scale + bias;
+  if constexpr (Shift) return x + bias;
+  return x;
+}
+template <class F, bool Scale, bool Shift, bool Store>
+float map_sum(const float* in, float scale, float bias, float* out, int64_t n) {
+  alignas(64) float lane[32] = {};
+  int64_t i = 0;
+#ifdef __FMA__
+  using P = Floats<4>;
+  typename P::Vec acc[kAccumulators] = {};
+  for (; i + P::kLanes <= n; i += P::kLanes) {
+    const P y = F{}(shifted<Scale, Shift>(P::load(in + i), scale, bias));
+    if constexpr (Store) y.store(out + i);
+    for (int k = 0; k < 4; ++k) acc[k % kAccumulators] += y.v[k];
+  }
+  std::memcpy(lane, acc, sizeof lane);
+  if (i < n) {
+    float rest[P::kLanes];
+    F{}(shifted<Scale, Shift>(P::load(in + i, n - i), scale, bias)).store(rest);
+    if constexpr (Store) std::copy(rest, rest + (n - i), out + i);
+    for (int64_t j = 0; j < n - i; ++j) lane[j % 32] += rest[j];
+  }
+#else
+  for (; i < n; ++i) {
+    const float y = F{}(shifted<Scale, Shift>(in[i], scale, bias));
+    if constexpr (Store) out[i] = y;
+    lane[i % 32] += y;
+  }
+#endif
+  for (int width = 16; width; width /= 2)
+    for (int j = 0; j < width; ++j) lane[j] += lane[j + width];
+  return lane[0];
+}
+template <class F>
+float summed(const float* in, float scale, float bias, float* out, int64_t n) {
+  const bool scales = scale != 1.0f, shifts = bias != 0.0f;
+  if (scales) return (out ? map_sum<F, true, true, true> : map_sum<F, true, true, false>)(in, scale, bias, out, n);
+  if (shifts) return (out ? map_sum<F, false, true, true> : map_sum<F, false, true, false>)(in, scale, bias, out, n);
+  return (out ? map_sum<F, false, false, true> : map_sum<F, false, false, false>)(in, scale, bias, out, n);
+}
+#define WIDE(NAME, EXPR)                    \
+  struct NAME##_of {                        \
+    template <class N>                      \
+    NEURON_INLINE N operator()(N x) const { \
+      return EXPR;                          \
+    }                                       \
+  };
+WIDE(copy, x)
+WIDE(square, x* x)
+WIDE(exp, math::exp(x))
+#undef WIDE
+
+// ---- two operators in one pass -------------------------------------------------------------------------------------
+template <class Op, class Op2, bool Reversed>
+void chain(const float* a, const float* b, int sb, const float* c, int sc, float* out, int64_t n) {
+  auto loop = [&]<bool B, bool C>(std::bool_constant<B>, std::bool_constant<C>) {
+    const float one_b = *b, one_c = *c;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+      const float x = Op::apply(a[i], B ? b[i] : one_b), y = C ? c[i] : one_c;
+      out[i] = Reversed ? Op2::apply(y, x) : Op2::apply(x, y);
+    }
+  };
+  constexpr std::true_type vector;
+  constexpr std::false_type one;
+  if (sb && sc)
+    loop(vector, vector);
+  else if (sb)
+    loop(vector, one);
+  else if (sc)
+    loop(one, vector);
+  else
+    loop(one, one);
+}
+
 // ---- transposes ----------------------------------------------------------------------------------------------------
 template <class T>
 void transpose_block(const char* from, int64_t from_pitch, char* to, int64_t to_pitch, int64_t rows, int64_t columns) {
@@ -540,6 +619,13 @@ constexpr std::array<Kernels::Reduce, kAluOps> reduce_table() {
       return t;
 }
 
+template <class Op>
+constexpr void set_chains(std::array<std::array<Kernels::Chain, 2>, kAluOps>& t) {
+  t[static_cast<int>(AluOp::add)] = {chain<Op, add, false>, chain<Op, add, true>};
+  t[static_cast<int>(AluOp::subtract)] = {chain<Op, subtract, false>, chain<Op, subtract, true>};
+  t[static_cast<int>(AluOp::multiply)] = {chain<Op, multiply, false>, chain<Op, multiply, true>};
+}
+
 constexpr Kernels make() {
   Kernels k{};
   auto set = [&]<class T>(Dtype t, T) {
@@ -573,6 +659,12 @@ constexpr Kernels make() {
   k.binary_uint = int_table<uint32_t>();
   k.reduce = reduce_table();
   k.function = function_table();
+  k.summed[static_cast<int>(Function::copy)] = summed<copy_of>;
+  k.summed[static_cast<int>(Function::square)] = summed<square_of>;
+  k.summed[static_cast<int>(Function::exp)] = summed<exp_of>;
+  set_chains<add>(k.chain[static_cast<int>(AluOp::add)]);
+  set_chains<subtract>(k.chain[static_cast<int>(AluOp::subtract)]);
+  set_chains<multiply>(k.chain[static_cast<int>(AluOp::multiply)]);
   k.affine = affine;
   k.transpose = transpose;
   k.gemm = gemm;

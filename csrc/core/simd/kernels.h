@@ -30,6 +30,13 @@ struct Kernels {
   std::array<BinaryInt, kAluOps> binary_uint;  // where the sign matters: comparison, shift, maximum
   std::array<Reduce, kAluOps> reduce;
   std::array<Unary, kFunctions> function;
+  // out[i] = function(in[i] * scale + bias) unless out is null; the sum as `reduce` adds it. Null: not for this
+  // function. What is neither scaled nor shifted keeps its bits, the sign of 0 too.
+  using Summed = float (*)(const float* in, float scale, float bias, float* out, int64_t n);
+  std::array<Summed, kFunctions> summed;
+  // out[i] = (a[i] op b[i * sb]) op2 c[i * sc], each operator rounded; reversed: c op2 (a op b). Null: not for these.
+  using Chain = void (*)(const float* a, const float* b, int sb, const float* c, int sc, float* out, int64_t n);
+  std::array<std::array<std::array<Chain, 2>, kAluOps>, kAluOps> chain;             // [op][op2][reversed]
   void (*affine)(const float* in, float scale, float bias, float* out, int64_t n);  // in * scale + bias, two roundings
 
   // to[c][r] = from[r][c] for elements of 4, 2 or 1 bytes; pitches in bytes.
