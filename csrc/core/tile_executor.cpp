@@ -497,7 +497,8 @@ class Execution {
       for (size_t k = inputs; k < lanes; k++) {
         const Loop::Output& output = l.outputs[k - inputs];
         vector[output.value] = 1;
-        if (const char* at = output.store == Loop::Output::kLanes ? nullptr : narrow_run(output.store, first)) {
+        const bool may = output.store != Loop::Output::kLanes && k < Loop::Layout::kMost;
+        if (const char* at = may ? narrow_run(output.store, first) : nullptr) {
           const int64_t item = size_of(program.accesses()[program.steps()[output.store].access].dtype);
           layout.narrow |= uint64_t{1} << k;
           add(k, at, item, cols * item);

@@ -13,6 +13,7 @@
 #include "../tile_program.h"
 #include "assembler.h"
 #include "loop.h"
+#include "recipes.h"
 
 namespace neuron {
 
@@ -21,155 +22,10 @@ namespace {
 using namespace x86;
 using Step = TileProgram::Step;
 
-// ---- how operations are written ------------------------------------------------------------------------------------
-enum class Form : uint8_t {
-  none,    // neither an instruction nor a function
-  call,    // a function of simd/lanes.cpp
-  binary,  // one instruction of two inputs
-  merged,  // two instructions: the second one's inputs are the first one's result and c, in this order or swapped
-  swapped,
-  compare,  // of floats by vcmpps, of integers by vpcmpd; `detail` is the predicate
-  icompare,
-  extreme,  // vmaxps or vminps, where a NaN in input `detail` is handed on or ignored
-  unary,    // one instruction of one input
-  rounding,
-  other,  // by its own lines
-};
-struct Recipe {
-  Form form = Form::call;
-  Op op{}, second{};
-  uint8_t detail = 0;
-  // Whether inputs may be loose, and whether the result is: always, or if an input is.
-  enum Loose : uint8_t { exact, takes, follows, gives } loose = exact;
-};
-
-constexpr uint8_t kEqual = 0, kUnordered = 3, kNotEqual = 4;  // predicates of vcmpps
-
-// clang-format off
-constexpr Recipe recipe(LaneOp op) {
-  using enum LaneOp;
-  using enum Form;
-  constexpr auto gives = Recipe::gives, takes = Recipe::takes, follows = Recipe::follows, exact = Recipe::exact;
-  switch (op) {
-    case add: return {binary, vaddps, {}, 0, gives};
-    case sub: return {binary, vsubps, {}, 0, gives};
-    case mul: return {binary, vmulps, {}, 0, gives};
-    case div: return {binary, vdivps, {}, 0, gives};
-    case iadd: return {binary, vpaddd};
-    case isub: return {binary, vpsubd};
-    case imul: return {binary, vpmulld};
-    case imaximum: return {binary, vpmaxsd};
-    case iminimum: return {binary, vpminsd};
-    case iand: return {binary, vpandd};
-    case ior: return {binary, vpord};
-    case ixor: return {binary, vpxord};
-    case mul_add: return {merged, vmulps, vaddps, 0, gives};
-    case mul_sub: return {merged, vmulps, vsubps, 0, gives};
-    case mul_rsub: return {swapped, vmulps, vsubps, 0, gives};
-    case mul_mul: return {merged, vmulps, vmulps, 0, gives};
-    case add_mul: return {merged, vaddps, vmulps, 0, gives};
-    case add_add: return {merged, vaddps, vaddps, 0, gives};
-    case sub_mul: return {merged, vsubps, vmulps, 0, gives};
-    case sub_add: return {merged, vsubps, vaddps, 0, gives};
-    case div_add: return {swapped, vaddps, vdivps, 0, gives};
-    case eq: return {compare, {}, {}, kEqual, takes};
-    case ne: return {compare, {}, {}, kNotEqual, takes};
-    case lt: return {compare, {}, {}, 0x11, takes};
-    case le: return {compare, {}, {}, 0x12, takes};
-    case gt: return {compare, {}, {}, 0x1e, takes};
-    case ge: return {compare, {}, {}, 0x1d, takes};
-    case ieq: return {icompare, {}, {}, 0};
-    case ilt: return {icompare, {}, {}, 1};
-    case ile: return {icompare, {}, {}, 2};
-    case ine: return {icompare, {}, {}, 4};
-    case ige: return {icompare, {}, {}, 5};
-    case igt: return {icompare, {}, {}, 6};
-    case maximum: return {extreme, vmaxps, {}, 0};
-    case minimum: return {extreme, vminps, {}, 0};
-    case fmax: return {extreme, vmaxps, {}, 1};
-    case fmin: return {extreme, vminps, {}, 1};
-    case sqrt: return {unary, vsqrtps};
-    case iabs: return {unary, vpabsd};
-    case to_float: return {unary, vcvtdq2ps};
-    case to_int: return {unary, vcvttps2dq, {}, 0, takes};
-    case round: return {rounding, {}, {}, 8};
-    case floor: return {rounding, {}, {}, 9};
-    case ceil: return {rounding, {}, {}, 10};
-    case trunc: return {rounding, {}, {}, 11};
-    case abs: return {other, {}, {}, 0, follows};
-    case round_bf16: return {other, {}, {}, 0, follows};
-    case copy: return {other, {}, {}, 0, follows};
-    case isnan: case nonzero: return {other, {}, {}, 0, takes};
-    case neg: case rsqrt: case reciprocal: case copysign: case select: case isinf: case ineg: case inot: case iszero:
-    case inonzero: case wrap_i8: case wrap_u8: return {other, {}, {}, 0, exact};
-    case uniform_bits: return {none};
-    default: return {call};
-  }
-}
-
-// clang-format on
-constexpr auto kRecipes = [] {
-  std::array<Recipe, kLaneOps> all;
-  for (int i = 0; i < kLaneOps; i++) all[static_cast<size_t>(i)] = recipe(static_cast<LaneOp>(i));
-  return all;
-}();
-const Recipe& recipe_of(LaneOp op) { return kRecipes[static_cast<size_t>(op)]; }
-
-// Words that operations need, at the start of the code.
-enum Word {
-  one_nan,
-  sign_bit,
-  magnitude_bits,
-  one,
-  one_float,
-  infinity,
-  half_less,
-  quiet_bit,
-  high_half,
-  low_byte,
-  zero,
-  negative_infinity,
-  least_integer,
-  greatest_integer,
-  kWords
-};
-constexpr uint32_t kWordBits[kWords] = {0x7fc00000, 0x80000000, 0x7fffffff, 1, 0x3f800000, 0x7f800000, 0x7fff,
-                                        0x400000,   0xffff0000, 0xff,       0, 0xff800000, 0x80000000, 0x7fffffff};
-Word identity(LaneOp reduction) {
-  switch (reduction) {
-    case LaneOp::amax:
-      return negative_infinity;
-    case LaneOp::amin:
-      return infinity;
-    case LaneOp::iamax:
-      return least_integer;
-    case LaneOp::iamin:
-      return greatest_integer;
-    default:
-      return zero;
-  }
-}
-
-constexpr DtypeSet kNarrow = dtypes(Dtype::boolean, Dtype::uint8, Dtype::int8, Dtype::float16, Dtype::bfloat16);
-// What makes lanes of the elements of a type; of bfloat16, their upper halves are yet to be put in place.
-Op widen(Dtype narrow) {
-  switch (narrow) {
-    case Dtype::int8:
-      return vpmovsxbd;
-    case Dtype::float16:
-      return vcvtph2ps;
-    case Dtype::bfloat16:
-      return vpmovzxwd;
-    default:
-      return vpmovzxbd;
-  }
-}
-
 // ---- registers -----------------------------------------------------------------------------------------------------
-constexpr int kTemporaries = 4;  // zmm0 to zmm3: also what functions take and give
 constexpr int kRegisters = 32;
 constexpr int kMaxPinned = 12;
-constexpr Mask kChosen = 1, kRest = 7;  // lanes that an operation chooses; lanes that are left at the end
+constexpr Mask kRest = 7;  // lanes that are left at the end
 constexpr Gpr kArguments = rbx, kIndex = r12, kEnd = r13, kScratch = rax;
 constexpr Gpr kSaved[] = {rbx, rbp, r12, r13, r14, r15};
 constexpr Gpr kPointersOfPlain[] = {r14, r15, rcx, rdx, rsi, rdi, r8, r9, r10, r11};
@@ -251,7 +107,6 @@ class Emitter {
   static Address pointer(size_t i) { return argument(Loop::kPointers + static_cast<int>(i)); }
   size_t pointers() const { return loop_.inputs.size() + loop_.outputs.size() + loop_.reductions.size(); }
   Address pitch(size_t i) const { return pointer(pointers() + i); }
-  static Address word_at(Word w) { return in_code(4 * w); }
 
   void add_values() {
     values_.reserve(loop_.inputs.size() + loop_.steps.size());
@@ -268,7 +123,7 @@ class Emitter {
         x.at = a_.here();
         a_.word(program_.constants()[from.index & 0x7fff]);
       } else {
-        x.home = layout_.narrow >> k & 1    ? Value::Home::narrow
+        x.home = layout_.is_narrow(k)       ? Value::Home::narrow
                  : layout_.vectors >> k & 1 ? Value::Home::vector
                                             : Value::Home::one;
         x.at = static_cast<int>(k);
@@ -431,9 +286,7 @@ class Emitter {
       case Value::Home::narrow: {
         const Address m = lanes_at(x.at, block, static_cast<int>(size_of(x.dtype)));
         const Mask mask = choose(block);
-        a_.v(widen(x.dtype), to, 0, m, mask, mask);
-        if (x.dtype == Dtype::bfloat16) a_.shift(shift_left, to, to, 16);
-        return;
+        return load_narrow(a_, x.dtype, to, m, mask);
       }
       case Value::Home::none:
         return a_.v(vmovups, to, 0, stack(x, block));
@@ -485,8 +338,7 @@ class Emitter {
   void settle(Value& x) {
     if (!x.loose) return;
     const Zmm r = need(x);
-    a_.v_immediate(vcmpps, kChosen, r, r, kUnordered);
-    a_.v(vbroadcastss, r, 0, word_at(one_nan), kChosen);
+    x86::settle(a_, r);
     x.loose = false;
     x.stored = false;
   }
@@ -550,7 +402,7 @@ class Emitter {
     Value& out = value(step.out);
     used(step, next);
     take(out);
-    write(step.op, how, static_cast<Zmm>(out.reg), in);
+    write(a_, step.op, static_cast<Zmm>(out.reg), in);
     held_.clear();
     out.loose = loose;
     if (out.kept || !out.outputs.empty()) settle(out);
@@ -561,7 +413,7 @@ class Emitter {
 
   // Writes a block of an output. Lanes that are in memory are found there again.
   void put(Value& x, Zmm lanes, int k) {
-    if (!(layout_.narrow >> k & 1)) {
+    if (!layout_.is_narrow(static_cast<size_t>(k))) {
       const Address m = lanes_at(k, block_);
       a_.store(vmovups_store, m, lanes, choose(block_));
       x.home = Value::Home::vector;
@@ -571,21 +423,7 @@ class Emitter {
     const Dtype dtype = narrow_type(k);
     const Address m = lanes_at(k, block_, static_cast<int>(size_of(dtype)));
     const Mask mask = choose(block_);
-    if (dtype == Dtype::float16) {
-      // To nearest even; of NaNs, the sign alone stays.
-      a_.v_immediate(vcmpps, kChosen, lanes, lanes, kUnordered);
-      a_.v(vmovups, 0, 0, lanes);
-      a_.v(vpandd, 0, lanes, word_at(sign_bit), kChosen, false, true);
-      a_.v(vpord, 0, 0, word_at(one_nan), kChosen, false, true);
-      a_.store_immediate(vcvtps2ph, m, 0, 0, mask);
-    } else if (dtype == Dtype::bfloat16) {
-      const Zmm in[3] = {lanes};
-      write(LaneOp::round_bf16, recipe_of(LaneOp::round_bf16), 0, in);
-      a_.shift(shift_right, 0, 0, 16);
-      a_.store(vpmovdw, m, 0, mask);
-    } else {
-      a_.store(vpmovdb, m, lanes, mask);
-    }
+    store_narrow(a_, dtype, m, lanes, mask);
   }
   Dtype narrow_type(int k) const {
     const Loop::Output& output = loop_.outputs[static_cast<size_t>(k) - loop_.inputs.size()];
@@ -606,7 +444,8 @@ class Emitter {
       a_.load_address(kIn[k], in_memory ? lanes_at(x.at, 0) : stack(x, 0));
     }
     Value& out = value(step.out);
-    const auto lanes = std::ranges::find_if(out.outputs, [&](int k) { return !(layout_.narrow >> k & 1); });
+    const auto lanes =
+        std::ranges::find_if(out.outputs, [&](int k) { return !layout_.is_narrow(static_cast<size_t>(k)); });
     const bool in_place = !rest_ && lanes != out.outputs.end();
     a_.load_address(rdi, in_place ? lanes_at(*lanes, 0) : stack(out, 0));
     a_.call(lane_kernels().call[static_cast<size_t>(step.op)]);
@@ -631,115 +470,10 @@ class Emitter {
       lanes = 1;
     }
     const Zmm to = running(r, block_ % 2, 2);
-    const Zmm both[3] = {to, lanes};
-    const LaneOp op = step.op == LaneOp::sum     ? LaneOp::add
-                      : step.op == LaneOp::amax  ? LaneOp::maximum
-                      : step.op == LaneOp::amin  ? LaneOp::minimum
-                      : step.op == LaneOp::iamax ? LaneOp::imaximum
-                                                 : LaneOp::iminimum;
-    write(op, recipe_of(op), to, both);
+    accumulate(a_, step.op, to, lanes);
     keep_running(r, block_ % 2, to);
     held_.clear();
     used(step, next);
-  }
-
-  // `to` may be one of the inputs, so it is written last; zmm0 is free for what comes between.
-  void write(LaneOp op, const Recipe& how, Zmm to, const Zmm (&in)[3]) {
-    const Zmm a = in[0], b = in[1], c = in[2];
-    auto choice = [&] {  // 1 in the chosen lanes
-      a_.v(vpmovm2d, 0, 0, kChosen);
-      a_.shift(shift_right, to, 0, 31);
-    };
-    auto with_word = [&](Op o, Zmm r, Zmm x, Word w) { a_.v(o, r, x, word_at(w), 0, false, true); };
-    switch (how.form) {
-      case Form::binary:
-        return a_.v(how.op, to, a, b);
-      case Form::merged:
-        a_.v(how.op, 0, a, b);
-        return a_.v(how.second, to, 0, c);
-      case Form::swapped:
-        a_.v(how.op, 0, a, b);
-        return a_.v(how.second, to, c, 0);
-      case Form::compare:
-        a_.v_immediate(vcmpps, kChosen, a, b, how.detail);
-        return choice();
-      case Form::icompare:
-        a_.v_immediate(vpcmpd, kChosen, a, b, how.detail);
-        return choice();
-      case Form::extreme:
-        a_.v(how.op, 0, a, b);
-        a_.v_immediate(vcmpps, kChosen, in[how.detail], in[how.detail], kUnordered);
-        return a_.v(vblendmps, to, 0, a, kChosen);
-      case Form::unary:
-        return a_.v(how.op, to, 0, a);
-      case Form::rounding:
-        return a_.v_immediate(vrndscaleps, to, 0, a, how.detail);
-      case Form::other:
-        break;
-      case Form::call:
-      case Form::none:
-        return;
-    }
-    switch (op) {
-      case LaneOp::copy:
-        return a_.v(vmovups, to, 0, a);
-      case LaneOp::neg:
-        return with_word(vpxord, to, a, sign_bit);
-      case LaneOp::abs:
-        return with_word(vpandd, to, a, magnitude_bits);
-      case LaneOp::rsqrt:
-        a_.v(vsqrtps, 0, 0, a);
-        a_.v(vbroadcastss, 1, 0, word_at(one_float));
-        return a_.v(vdivps, to, 1, 0);
-      case LaneOp::reciprocal:
-        a_.v(vbroadcastss, 1, 0, word_at(one_float));
-        return a_.v(vdivps, to, 1, a);
-      case LaneOp::copysign:  // bit by bit: where the word has a 1, b's, else a's
-        a_.v(vbroadcastss, 0, 0, word_at(sign_bit));
-        a_.v_immediate(vpternlogd, 0, b, a, 0xca);
-        return a_.v(vmovups, to, 0, 0);
-      case LaneOp::select:
-        a_.v(vptestmd, kChosen, a, a);
-        return a_.v(vblendmps, to, c, b, kChosen);
-      case LaneOp::isnan:
-        a_.v_immediate(vcmpps, kChosen, a, a, kUnordered);
-        return choice();
-      case LaneOp::isinf:
-        with_word(vpandd, 0, a, magnitude_bits);
-        a_.v(vbroadcastss, 1, 0, word_at(infinity));
-        a_.v_immediate(vpcmpd, kChosen, 0, 1, kEqual);
-        return choice();
-      case LaneOp::nonzero:
-        a_.v(vpxord, 0, 0, 0);
-        a_.v_immediate(vcmpps, kChosen, a, 0, kNotEqual);
-        return choice();
-      case LaneOp::inonzero:
-        a_.v(vptestmd, kChosen, a, a);
-        return choice();
-      case LaneOp::iszero:
-        a_.v(vptestnmd, kChosen, a, a);
-        return choice();
-      case LaneOp::ineg:
-        a_.v(vpxord, 0, 0, 0);
-        return a_.v(vpsubd, to, 0, a);
-      case LaneOp::inot:
-        return a_.v_immediate(vpternlogd, to, a, a, 0x55);
-      case LaneOp::wrap_i8:
-        a_.shift(shift_left, 0, a, 24);
-        return a_.shift(shift_right_signed, to, 0, 24);
-      case LaneOp::wrap_u8:
-        return with_word(vpandd, to, a, low_byte);
-      case LaneOp::round_bf16:  // half a unit less one, and one more if the last bit that stays is 1; NaN stays NaN
-        a_.shift(shift_right, 0, a, 16);
-        with_word(vpandd, 0, 0, one);
-        a_.v(vpaddd, 0, 0, a);
-        with_word(vpaddd, 0, 0, half_less);
-        a_.v_immediate(vcmpps, kChosen, a, a, kUnordered);
-        a_.v(vpord, 0, a, word_at(quiet_bit), kChosen, false, true);
-        return with_word(vpandd, to, 0, high_half);
-      default:
-        return;
-    }
   }
 
   const TileProgram& program_;
@@ -758,14 +492,6 @@ class Emitter {
 };
 
 }  // namespace
-
-bool is_loop_call(LaneOp op) { return recipe_of(op).form == Form::call; }
-
-bool has_loop_form(LaneOp op) {
-  return is_loop_call(op) ? lane_kernels().call[static_cast<size_t>(op)] != nullptr : recipe_of(op).form != Form::none;
-}
-
-bool has_loop_form(Dtype narrow) { return contains(kNarrow, narrow); }
 
 LoopCode emit(const TileProgram& program, const Loop& loop, const Loop::Layout& layout) {
   return Emitter(program, loop, layout).emit();

@@ -56,6 +56,8 @@ struct Loop {
   // are memory of the narrower type of their access. Of which inputs there is a table.
   struct Layout {
     uint64_t vectors = 0, narrow = 0, tables = 0;
+    static constexpr size_t kMost = 64;  // outputs after these are lanes
+    bool is_narrow(size_t k) const { return k < kMost && narrow >> k & 1; }
     bool operator==(const Layout&) const = default;
   };
   // The code for a layout. Made when it is first asked for.
