@@ -121,11 +121,15 @@ struct MantissaOf {
   N exponent, f;
 };
 template <class N>
+NEURON_INLINE MantissaOf<N> mantissa_of_normal(N x) {
+  const auto shifted = to_bits(x) - 0x3f3504f3u;
+  return {signed_to_float(shift_signed(shifted, 23)), from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f};
+}
+template <class N>
 NEURON_INLINE MantissaOf<N> mantissa(N x) {
   const auto tiny = x < 1.17549435e-38f;
-  const auto shifted = to_bits(select(tiny, x * 8388608.0f, x)) - 0x3f3504f3u;
-  return {signed_to_float(shift_signed(shifted, 23)) - select(tiny, N(23.0f), N(0.0f)),
-          from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f};
+  const auto m = mantissa_of_normal(select(tiny, x * 8388608.0f, x));
+  return {m.exponent - select(tiny, N(23.0f), N(0.0f)), m.f};
 }
 // e * ln(2) + log(1 + f)
 template <class N>
@@ -300,10 +304,9 @@ NEURON_INLINE N expm1(N x) {
 template <class N>
 NEURON_INLINE N log1p(N x) {
   const auto s = two_sum(N(1.0f), x);
-  const N l = log(s.high), y = l + s.low * (1.0f / s.high);
-  return with_sign_of(select(magnitude(l) < INFINITY, y, l), x);
+  const auto [e, f] = mantissa_of_normal(s.high);
+  return with_sign_of(log_edges(s.high, log_of(e, f) + s.low * (1.0f / s.high)), x);
 }
-
 template <class N>
 NEURON_INLINE N log2(N x) {
   const auto [e, f] = mantissa(x);
