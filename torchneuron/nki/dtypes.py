@@ -9,8 +9,8 @@ from .. import _core
 
 
 class DType(str):
-    """An element type; equal to its name and to the NumPy dtype of that name (of packed types: the structured one with a
-    single field of that name). Usable as a NumPy dtype where NumPy (with ml_dtypes) has the type."""
+    """An element type; equal to its name and to the NumPy dtype of that name (of packed types: the structured one with
+    a single field of that name). Usable as a NumPy dtype where NumPy (with ml_dtypes) has the type."""
 
     __slots__ = ()
     __hash__ = str.__hash__
