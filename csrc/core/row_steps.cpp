@@ -114,9 +114,9 @@ class Lowering {
     const RowOperand to = memory(i);
     return is_float_row(in_.operand(i).access.dtype, to) && !discard ? to : line();
   }
-  void finish(int i, int64_t n, const RowOperand& from, bool discard = false) {
+  void finish(int i, int64_t n, const RowOperand& from, bool discard = false, bool whole = false) {
     if (from.place == Place::memory || discard) return;
-    RowStep& s = step(Kind::store, n);
+    RowStep& s = step(Kind::store, n, whole);
     s.dtype = in_.operand(i).access.dtype;
     s.a = from;
     s.to = memory(i);
@@ -260,7 +260,7 @@ class Lowering {
         s.negate = in_.negate;
         s.a = x;
         s.to = to;
-        finish(0, n_, to);
+        finish(0, n_, to, false, true);
         return true;
       }
       case Opcode::activation: {
@@ -314,7 +314,9 @@ bool single_pass(const RowStep& s) { return s.whole || s.n <= kChunk; }
 // May the chunks of one step run between those of the other? Not if one writes what the other one touches elsewhere.
 bool interleaves(const RowStep& x, const RowStep& y) {
   auto clash = [](const RowOperand& written, const RowOperand& other) {
-    return written.place == Place::memory && other.place == Place::memory && written.storage == other.storage &&
+    if (written.place != other.place || written.storage != other.storage) return false;
+    if (written.place == Place::line) return other.one;  // a number that all chunks need
+    return written.place == Place::memory &&
            (written.offset != other.offset || written.one != other.one || written.stride != other.stride);
   };
   for (const RowOperand* o : {&y.to, &y.a, &y.b, &y.c})

@@ -113,3 +113,43 @@ def test_accumulation_registers_between_instructions(rng):
     expected = np.stack([(x**2).sum(1), x[:, :128].sum(0), square.sum(1)], 1)
     np.testing.assert_array_equal(nki.simulate(kernel)(x), expected)
     np.testing.assert_array_equal(nki.jit(kernel)(x), expected)
+
+
+def test_results_wider_than_a_chunk_in_another_type(rng):
+    """Runs of 2 of a row of 5,000 are reduced; the 2,500 results are rounded to bfloat16."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 2500), nl.bfloat16, nl.shared_hbm)
+        t, pairs = nl.ndarray(x.shape, nl.float32), nl.ndarray((128, 2500), nl.bfloat16)
+        nisa.dma_copy(t, x)
+        nisa.tensor_reduce(pairs, nl.add, t.reshape((128, 2500, 2)), 2)
+        nisa.dma_copy(out, pairs)
+        return out
+
+    x = rng.integers(-64, 64, (128, 5000)).astype(F32)
+    expected = x.reshape(128, 2500, 2).sum(2)
+    for way in (nki.simulate, nki.jit):
+        np.testing.assert_array_equal(way(kernel)(x).astype(F32), expected)
+
+
+def test_narrow_numbers_serve_all_chunks_of_a_row(rng):
+    """A factor of bfloat16 for each row, while the next instruction converts the row's chunks."""
+
+    def kernel(x, factor):
+        out = nl.ndarray(x.shape, nl.float32, nl.shared_hbm)
+        t, u, f = nl.ndarray(x.shape, nl.float32), nl.ndarray(x.shape, nl.bfloat16), nl.ndarray((128, 1), nl.bfloat16)
+        nisa.dma_copy(t, x)
+        nisa.dma_copy(f, factor)
+        nisa.tensor_copy(u, t)
+        nisa.tensor_scalar(t, t, nl.multiply, f)
+        nisa.tensor_tensor(t, u, t, nl.add)
+        nisa.activation(t, nl.copy, t, scale=f)
+        nisa.tensor_tensor(t, u, t, nl.subtract)
+        nisa.dma_copy(out, t)
+        return out
+
+    x = rng.integers(-64, 64, (128, 2600)).astype(F32)
+    factor = rng.integers(-8, 8, (128, 1)).astype(ml_dtypes.bfloat16)
+    f = factor.astype(F32)
+    for way in (nki.simulate, nki.jit):
+        np.testing.assert_array_equal(way(kernel)(x, factor), x - (x + x * f) * f)

@@ -132,6 +132,20 @@ def test_assignment():
     np.testing.assert_array_equal(on_chip(X, body), want)
 
 
+def test_types_equal_the_numpy_types_of_their_names():
+    """Packed types are structured NumPy types, as arrays of them come from outside."""
+    names = ("float8_e4m3fn_x4", "float8_e5m2_x4", "float4_e2m1fn_x4")
+    packed = {n: np.dtype([(n, "u2" if "4_e" in n else "u4")]) for n in names}
+    for n in names:
+        t = getattr(nl, n)
+        assert [t == packed[m] for m in names] == [n == m for m in names]
+        assert [packed[m] != t for m in names] == [n != m for m in names]
+        assert packed[n] in [nl.float32, t] and packed[n] not in [nl.float32, nl.uint32]
+        assert t == n and hash(t) == hash(n)
+    assert nl.bfloat16 == np.dtype("bfloat16") != nl.float16 and nl.float32 != np.dtype("int32")
+    assert nl.int8 != 1
+
+
 def test_addresses_alias():
     """Two tensors at one address are one memory; the address is (first partition, byte)."""
 

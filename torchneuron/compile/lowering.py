@@ -225,7 +225,7 @@ class Lowering:
             kwargs={k: self._argument(v) for k, v in node.kwargs.items()},
             **_site(op, node),
         )
-        if op is torch.ops.torchneuron.nki.default and isinstance(node.meta["val"], list) and step.device >= 0:
+        if step.name == "torchneuron::nki" and isinstance(node.meta["val"], list) and step.device >= 0:
             from torchneuron.nki import torch_ops
 
             step.kind, handle = "kernel", node.args[1]

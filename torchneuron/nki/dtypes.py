@@ -9,9 +9,20 @@ from .. import _core
 
 
 class DType(str):
-    """An element type; equal to its name, usable as a NumPy dtype where NumPy (with ml_dtypes) has the type."""
+    """An element type; equal to its name and to the NumPy dtype of that name (of packed types: the structured one with
+    a single field of that name). Usable as a NumPy dtype where NumPy (with ml_dtypes) has the type."""
 
     __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, np.dtype) and other.names:
+            return other.names == (str(self),)
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        equal = self == other
+        return equal if equal is NotImplemented else not equal
 
     @property
     def code(self) -> int:

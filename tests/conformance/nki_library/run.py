@@ -27,6 +27,29 @@ ROOT = HERE.parents[2]
 TARGETS = ("trn2", "trn3")
 OUTCOMES = ("passed", "skipped", "failed")
 
+# Failures whose cause is the suite: part of the case's name, part of the error, why no implementation passes.
+SUITE_FAULTS = (
+    (
+        "test_moe_cte_unified.py",
+        "unexpected keyword argument 'weight_dtype'",
+        "the test hands `weight_dtype` (test_utils.py, end of build_moe_bwmm_mx_cte) to `moe_cte`, which has no such "
+        "parameter in this release",
+    ),
+    (
+        "test_moe_block_kernel_model[MODEL_WIP_GENERALITY_ln-2_ae-1_ba-512_sq-4_",
+        "Validation failed for ['out']",
+        "the inputs that the suite draws, here with the seed of the case's name, have a tie: the fourth and fifth expert "
+        "of token 1412 have 0.34873 and 0.34811 in the fp32 reference and the same bfloat16 logit 0.34961 in the kernel, "
+        "which routes it to the other one; all other rows and the logits agree",
+    ),
+    (
+        "13252-17-",
+        "the process ended",
+        "memory: the suite compares 541 million elements and more in float64 (comparators.py) with three arrays alive at "
+        "once, 13 GB beside 7 GB of results and inputs; the machine has 23",
+    ),
+)
+
 
 def environment(checkout: Path) -> dict[str, str]:
     path = [ROOT, ROOT / "shims", HERE, HERE / "shims", checkout / "src", checkout / "src/nkilib_src", checkout]
@@ -154,6 +177,10 @@ def report(args: argparse.Namespace) -> None:
             print("\n| failed | where | last line of the error |\n|---:|---|---|")
         for (name, cause), failed in sorted(causes.items(), key=lambda x: -len(x[1])):
             print(f"| {len(failed)} | {name} | `{cause.replace('|', '/').replace('`', '')}` |")
+        every = [(case, cause) for (_, cause), failed in causes.items() for case in failed]
+        for part, error, why in SUITE_FAULTS:
+            if count := sum(part in case and error in cause for case, cause in every):
+                print(f"\n{count} of these by the suite itself (`{part}`, `{error}`): {why}.")
 
 
 def main() -> None:
