@@ -100,3 +100,39 @@ def test_rows_see_pending_work_and_pass_gradients():
     f = lambda x, r: (x * 2)[r] + 1
     g = torch.compile(f, backend="neuron", fullgraph=True)
     assert torch.equal(g(x.to("neuron"), rows.to("neuron")).cpu(), f(x, rows))
+
+
+def test_planes_by_number():
+    """Indices that lie along dims of their own, as upsampling to the nearest neighbour writes them."""
+    x = torch.randn(3, 8, 5, 6)
+    rows, columns = torch.tensor([0, 0, 4, -1, 2, 2]), torch.tensor([5, 5, 0, 1, -6, 1, 1])
+    for f in (lambda t, r, c: t[:, :, r[:, None], c], lambda t, r, c: t[:, c[:, None], r], lambda t, r, c: t[..., c],
+              lambda t, r, c: t[:, r[:, None, None], r[:, None], c], lambda t, r, c: t[:, :, r, c[:6]],
+              lambda t, r, c: torch.ops.aten._unsafe_index(t, [None, None, r[:, None], c]),
+              lambda t, r, c: t[:, :, r[:, None], c[None, :]], lambda t, r, c: t[:, :, r[:1, None], c],
+              lambda t, r, c: t.narrow(2, 1, 1)[:, :, r[:2, None] * 0, c], lambda t, r, c: t[:, :1].contiguous()[:, c * 0]):  # fmt: skip
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64):
+            t = (x * 50).to(torch.float32).clamp(0, 200).to(dtype)
+            got, want = f(t.to("neuron"), rows.to("neuron"), columns.to("neuron")), f(t, rows, columns)
+            assert got.shape == want.shape and torch.equal(got.cpu(), want)
+    with pytest.raises(IndexError):
+        x.to("neuron")[:, :, (rows + 3).to("neuron")[:, None], columns.to("neuron")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_upsampling_to_the_nearest_neighbour(dtype):
+    up = torch.nn.functional.interpolate
+    for h, w in ((5, 7), (1, 6), (16, 16), (33, 20)):
+        x = torch.randn(2, 9, h, w).to(dtype)
+        for layout in (torch.contiguous_format, torch.channels_last):
+            y = x.contiguous(memory_format=layout)
+            for how in ({"scale_factor": 2.0}, {"scale_factor": (3.0, 1.0)}, {"scale_factor": 1.7}, {"size": (7, 12)},
+                        {"size": (3, 3)}, {"scale_factor": 0.4} if min(h, w) > 4 else {"size": (1, 1)},
+                        {"scale_factor": 2.3, "recompute_scale_factor": True}):  # fmt: skip
+                got, want = up(y.to("neuron"), **how), up(y, **how)
+                assert got.stride() == want.stride() and torch.equal(got.cpu(), want), how
+    x = torch.randn(2, 3, 4, 5)
+    leaves = [x.clone().to(d).requires_grad_() for d in ("cpu", "neuron")]
+    for leaf in leaves:
+        up(leaf * 2, scale_factor=2.0).pow(2).sum().backward()
+    torch.testing.assert_close(leaves[1].grad.cpu(), leaves[0].grad)
