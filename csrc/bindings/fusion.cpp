@@ -108,7 +108,7 @@ void tell_closed(fusion::Closed why, const std::vector<fusion::ProgramFacts>& pr
     for (auto [name, number] : p.calls)
       calls.append(py::make_tuple(name, number == fusion::kNobody ? py::object(py::none()) : py::int_(number)));
     list.append(py::make_tuple(calls, p.elements, p.rows, p.bytes, p.bytes_alone));
-    if (!all.ran) continue;
+    if (!all.ran || p.runs.empty()) continue;
     for (auto& run : p.runs) runs.append(data_of(run));
     all.ran(calls, structure_of(p.program), runs);
   }
@@ -116,9 +116,9 @@ void tell_closed(fusion::Closed why, const std::vector<fusion::ProgramFacts>& pr
 }
 
 void update_observer() {
-  static const fusion::Observer observer{tell_recorded, tell_closed};
+  static const fusion::Observer plain{false, tell_recorded, tell_closed}, whole{true, tell_recorded, tell_closed};
   numbers_calls = static_cast<bool>(listeners().recorded);
-  fusion::set_observer(listeners().closed || listeners().ran ? &observer : nullptr);
+  fusion::set_observer(listeners().ran ? &whole : listeners().closed ? &plain : nullptr);
 }
 py::object or_null(py::object f) { return f.is_none() ? py::object() : f; }
 

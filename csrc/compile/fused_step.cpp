@@ -333,7 +333,7 @@ std::shared_ptr<const FusedStep::Segment::Recording> FusedStep::Segment::record(
   recording->look(from.bases, memory, recording->graph.scalars);
   fusion::run_plan(*plan, graph, graph.scalars, memory, index_);
   if (auto* o = fusion::observer())
-    o->closed(fusion::Closed::compiled, fusion::facts_of(*plan, graph, batch.calls, memory));
+    o->closed(fusion::Closed::compiled, fusion::facts_of(*o, *plan, graph, batch.calls, memory));
   recording->plan = std::move(plan);
   return recording;
 }

@@ -202,7 +202,11 @@ Fusion fusion_of(const c10::OperatorHandle& op) {
       "aten::zeros_like",    "aten::ones_like", "aten::full_like", "aten::zeros",    "aten::ones",
       "aten::full",          "aten::new_zeros", "aten::new_ones",  "aten::new_full", "aten::select_backward",
       "aten::slice_backward"};
-  if (moves.count(name.name)) return Fusion::program;
+  // Composites of one fusible operator.
+  static const std::unordered_set<std::string> with_numbers = {"aten::add.Scalar",  "aten::sub.Scalar",
+                                                               "aten::rsub.Scalar", "aten::mul.Scalar",
+                                                               "aten::div.Scalar",  "aten::div.Scalar_mode"};
+  if (moves.count(name.name) || with_numbers.count(toString(name))) return Fusion::program;
   const OpRow* row = find_row(name.name);
   const bool own = op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
   return own && row && row->kind == OpKind::fusible ? Fusion::program : Fusion::none;

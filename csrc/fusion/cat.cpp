@@ -1,4 +1,4 @@
-// Row: concatenation, as one copy into a part of the result for each tensor.
+// Concatenation, as one copy into a part of the result for each tensor.
 //
 // Rule: runs. A concatenation is recorded if all tensors have one type and dense rows of kLeastRun elements or more
 // that stay together in the result.
@@ -7,6 +7,7 @@
 // after the other, which the library does faster.
 #include "aten/factories.h"
 #include "operator.h"
+#include "pointwise.h"
 #include "record.h"
 
 namespace neuron::fusion {
@@ -16,11 +17,9 @@ namespace {
 constexpr int64_t kLeastRun = 16;
 constexpr size_t kMostParts = 8;
 
-constexpr Row r_cat{.name = "cat", .lower = [](Lowering& l, const Row&) { l.out(0, l.in(0)); }, .overwrites = true};
-
 bool fusible(const at::ITensorListRef& tensors, int64_t dim) {
   const Tensor& first = *tensors.begin();
-  if (tensors.size() > kMostParts || dim < 0 || dim >= first.dim() || current_capture()) return false;
+  if (tensors.size() > kMostParts || dim < 0 || dim >= first.dim()) return false;
   if (first.scalar_type() != at::kFloat && first.scalar_type() != at::kBFloat16 && first.scalar_type() != at::kHalf)
     return false;
   int64_t inner = 1;
@@ -63,7 +62,7 @@ Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
   int64_t at = 0;
   for (const Tensor& t : tensors) {
     Tensor part = part_of(out, t, d, at);
-    Call call{r_cat, counter_of<Op>(), first.scalar_type(), first.scalar_type(), {&t}, {}};
+    Call call{r_copy, counter_of<Op>(), first.scalar_type(), first.scalar_type(), {&t}, {}};
     call.counted = at == 0;
     if (!record_pointwise(call, part)) library<at::_ops::copy_>(part, t, false);
     at += t.size(d);

@@ -90,9 +90,11 @@ int64_t Graph::columns(const Node& node) const {
 }
 
 bool Graph::apart(uint16_t a, uint16_t b) const {
-  for (int i = 0; i < operands[a].members; i++)
-    for (int j = 0; j < operands[b].members; j++)
-      if (!disjoint(place(a, i), place(b, j))) return false;
+  for (int i = 0; i < operands[a].members; i++) {
+    const Place& p = place(a, i);
+    for (uint32_t t = first_touch[p.storage]; t != kNoTouch; t = touches[t].next)
+      if (touches[t].operand == b && !disjoint(p, place(b, touches[t].member))) return false;
+  }
   return true;
 }
 

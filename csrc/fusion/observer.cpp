@@ -53,15 +53,17 @@ std::string_view name_of(Closed why) {
   return names[static_cast<size_t>(why)];
 }
 
-std::vector<ProgramFacts> facts_of(const Plan& plan, const Graph& graph, const std::vector<uint32_t>& calls,
-                                   std::span<char* const> memory) {
+std::vector<ProgramFacts> facts_of(const Observer& observer, const Plan& plan, const Graph& graph,
+                                   const std::vector<uint32_t>& calls, std::span<char* const> memory) {
   std::vector<ProgramFacts> programs;
   for (const Launch& launch : plan.launches) {
     ProgramFacts& facts = programs.emplace_back();
     facts.elements = count_of(graph, launch.space);
-    facts.program = launch.program;
-    for (uint16_t m = 0; m < graph.spaces[launch.space].members; m++)
-      facts.runs.push_back(run_of(launch, graph, m, memory));
+    if (observer.structure) {
+      facts.program = launch.program;
+      for (uint16_t m = 0; m < graph.spaces[launch.space].members; m++)
+        facts.runs.push_back(run_of(launch, graph, m, memory));
+    }
     if (launch.row_space != kNone) facts.rows = count_of(graph, launch.row_space);
     for (uint16_t operand : launch.operands) facts.bytes += bytes_of(graph, operand);
     for (uint16_t n : launch.nodes) {

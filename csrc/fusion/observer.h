@@ -38,14 +38,15 @@ struct ProgramFacts {
   TileProgram program;
   std::vector<ProgramRun> runs;
 };
-std::vector<ProgramFacts> facts_of(const Plan& plan, const Graph& graph, const std::vector<uint32_t>& calls,
-                                   std::span<char* const> memory);
-
 struct Observer {
+  bool structure;          // whether it wants the programs themselves and what they ran on
   uint32_t (*recorded)();  // the number of a call
   void (*closed)(Closed why, const std::vector<ProgramFacts>& programs);
 };
 void set_observer(const Observer* observer);  // lives as long as the process; null: nobody watches
 const Observer* observer();
+
+std::vector<ProgramFacts> facts_of(const Observer& observer, const Plan& plan, const Graph& graph,
+                                   const std::vector<uint32_t>& calls, std::span<char* const> memory);
 
 }  // namespace neuron::fusion

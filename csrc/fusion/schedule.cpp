@@ -26,13 +26,14 @@ constexpr size_t kMaxNodes = 48;  // a program; its values must stay in cache
 
 // That a node reads or writes an operand.
 struct Use {
-  uint16_t operand, node;
+  uint16_t node;
   bool written;
 };
 
 class Scheduler {
  public:
-  explicit Scheduler(const Graph& g) : g_(g), uses_(g.first_touch.size()), before_(g.nodes.size()) {}
+  explicit Scheduler(const Graph& g)
+      : g_(g), uses_(g.operands.size()), meeting_(g.operands.size()), before_(g.nodes.size()) {}
 
   std::vector<Group> run() {
     for (size_t n = 0; n < g_.nodes.size(); n++) {
@@ -61,26 +62,38 @@ class Scheduler {
     std::vector<uint16_t>& before = before_[id];
     for (int i = 0; i < node.inputs; i++)
       visit(node.in[i], [&](const Use& u) {
-        if (u.written && !g_.apart(u.operand, node.in[i])) before.push_back(u.node);
+        if (u.written) before.push_back(u.node);
       });
-    for (int i = 0; i < node.outputs; i++)
-      visit(node.out[i], [&](const Use& u) {
-        if (!g_.apart(u.operand, node.out[i])) before.push_back(u.node);
-      });
+    for (int i = 0; i < node.outputs; i++) visit(node.out[i], [&](const Use& u) { before.push_back(u.node); });
     std::sort(before.begin(), before.end());
     before.erase(std::unique(before.begin(), before.end()), before.end());
-    auto note = [&](uint16_t operand, bool written) {
-      for (int m = 0; m < g_.operands[operand].members; m++)
-        uses_[g_.place(operand, m).storage].push_back({operand, id, written});
-    };
-    for (int i = 0; i < node.inputs; i++) note(node.in[i], false);
-    for (int i = 0; i < node.outputs; i++) note(node.out[i], true);
+    for (int i = 0; i < node.inputs; i++) uses_[node.in[i]].push_back({id, false});
+    for (int i = 0; i < node.outputs; i++) uses_[node.out[i]].push_back({id, true});
   }
 
+  // Who uses the memory of an operand.
   template <class F>
-  void visit(uint16_t operand, F f) const {
-    for (int m = 0; m < g_.operands[operand].members; m++)
-      for (const Use& u : uses_[g_.place(operand, m).storage]) f(u);
+  void visit(uint16_t operand, F f) {
+    for (uint16_t other : meeting(operand))
+      for (const Use& u : uses_[other]) f(u);
+  }
+
+  // The operands that may share a byte with one, itself too. Lists have a hundred members and few operands: each is
+  // looked up once.
+  const std::vector<uint16_t>& meeting(uint16_t operand) {
+    std::vector<uint16_t>& meet = meeting_[operand];
+    if (!meet.empty()) return meet;
+    std::vector<uint8_t> known(g_.operands.size());
+    for (int m = 0; m < g_.operands[operand].members; m++) {
+      const Place& p = g_.place(operand, m);
+      for (uint32_t t = g_.first_touch[p.storage]; t != kNoTouch; t = g_.touches[t].next) {
+        const Touch& touch = g_.touches[t];
+        if (known[touch.operand] || disjoint(p, g_.place(touch.operand, touch.member))) continue;
+        known[touch.operand] = 1;
+        meet.push_back(touch.operand);
+      }
+    }
+    return meet;
   }
 
   // Makes one group of two, if that may be.
@@ -205,9 +218,10 @@ class Scheduler {
   }
 
   const Graph& g_;
-  std::vector<Group> groups_;                  // by their first nodes; those that joined an earlier one are empty
-  std::vector<uint16_t> of_;                   // the group of each node
-  std::vector<std::vector<Use>> uses_;         // by storage
+  std::vector<Group> groups_;           // by their first nodes; those that joined an earlier one are empty
+  std::vector<uint16_t> of_;            // the group of each node
+  std::vector<std::vector<Use>> uses_;  // by operand
+  std::vector<std::vector<uint16_t>> meeting_;
   std::vector<std::vector<uint16_t>> before_;  // nodes that each node depends on
 };
 

@@ -257,7 +257,8 @@ std::vector<ProgramFacts> Window::run(Batch& batch) {
   const std::shared_ptr<const Plan> plan = find_or_fuse(batch.graph, live);
   for (uint16_t s : plan->temporaries) give_memory(s);
   std::vector<ProgramFacts> facts;
-  if (C10_UNLIKELY(observer() != nullptr)) facts = facts_of(*plan, batch.graph, batch.calls, memory);
+  if (const Observer* o = observer(); C10_UNLIKELY(o != nullptr))
+    facts = facts_of(*o, *plan, batch.graph, batch.calls, memory);
   if (C10_UNLIKELY(batch.capture != nullptr))
     capture(batch, plan, std::move(memory), std::move(temporaries));
   else

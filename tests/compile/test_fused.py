@@ -254,6 +254,18 @@ def losses(reduction):
     return loss
 
 
+@pytest.mark.parametrize("name", ["add", "sub", "rsub", "mul", "div"])
+def test_operators_with_numbers_fuse(name):
+    """AOTAutograd's backward graphs have overloads that eager code meets as composites."""
+    op = getattr(torch.ops.aten, name).Scalar
+    f = lambda x: op(x.exp(), 3).tanh()
+    x = neuron(40)
+    g = warm(f, x)
+    s, out = stats(lambda: g(x))
+    assert s["programs_run"] == 1 and s["ops_recorded"] == 0
+    assert torch.equal(out.cpu(), f(x).cpu())
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_labels_are_looked_at_in_every_run(reduction):
     """What the host reads at a call comes with the run, forward and backward, and nothing is recorded again."""

@@ -55,6 +55,23 @@ def test_replay_of_a_training_step_equals_eager(stream):
         assert torch.equal(a.cpu(), b.cpu())
 
 
+def test_concatenations_are_recorded(stream):
+    """What is computed to be concatenated is written to where it belongs, in a captured graph too."""
+    x = torch.arange(64.0, device="neuron").view(2, 32)
+    graph = torch.accelerator.Graph()
+    torch.neuron.synchronize()
+    before = torch.neuron.fusion_stats()
+    with stream, graph:
+        y = torch.cat([x * 2, x + 1, x.flip(0)], 1)
+    after = torch.neuron.fusion_stats()
+    assert after["ops_recorded"] - before["ops_recorded"] >= 5
+    for k in (1.0, -3.0):
+        host = torch.arange(64.0).view(2, 32) * k
+        x.copy_(host)
+        graph.replay()
+        assert torch.equal(y.cpu(), torch.cat([host * 2, host + 1, host.flip(0)], 1))
+
+
 DRAWS = {
     "bernoulli": lambda: torch.empty(4096, device="neuron").bernoulli_(0.5),
     "fills": lambda: torch.rand(999, device="neuron") + torch.randn(999, device="neuron"),
