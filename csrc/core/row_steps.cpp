@@ -390,15 +390,19 @@ std::optional<std::vector<RowStep>> row_steps(const std::vector<Storage>& storag
 
 void group_steps(std::span<const RowStep> steps, uint32_t begin, int64_t first, int64_t last,
                  std::vector<RowGroup>& groups, size_t first_group) {
+  // An instruction's own chunks stay together, as its lines hold one. (Where its result overlaps an input in another
+  // pattern it has no steps: see Instruction::stage.)
+  bool apart = groups.size() == first_group;
+  if (!apart)
+    for (uint32_t i = begin; i < steps.size(); ++i)
+      for (uint32_t j = groups.back().begin; j < begin && !single_pass(steps[i]); ++j)
+        apart = apart || !interleaves(steps[j], steps[i]);
   for (uint32_t i = begin; i < steps.size(); ++i) {
     const RowStep& s = steps[i];
     const bool one = single_pass(s);
-    bool joins = groups.size() > first_group;
-    if (joins) {
-      const RowGroup& g = groups.back();
-      joins = g.first == first && g.last == last && one == single_pass(steps[g.begin]) && (one || g.n == s.n);
-      for (uint32_t j = g.begin; j < g.end && joins && !one; ++j) joins = interleaves(steps[j], s);
-    }
+    const RowGroup* g = groups.size() > first_group ? &groups.back() : nullptr;
+    const bool joins = g && g->first == first && g->last == last && one == single_pass(steps[g->begin]) &&
+                       (one || (g->n == s.n && !(apart && g->begin < begin)));
     if (joins)
       groups.back().end = i + 1;
     else
