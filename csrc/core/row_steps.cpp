@@ -36,6 +36,8 @@ class Lowering {
  public:
   Lowering(const std::vector<Storage>& storages, const Instruction& in) : storages_(storages), in_(in) {}
 
+  // First what is done once in a row, then what goes through it in chunks, at last what is done once again: lines hold
+  // one chunk.
   std::optional<std::vector<RowStep>> run() {
     for (const Operand& o : in_.operands) {
       if (o.kind == Operand::Kind::reg) return std::nullopt;
@@ -174,7 +176,7 @@ class Lowering {
     return reg;
   }
   // from: what the last step gave; nobody else sees it if `discard`.
-  void accumulate(const RowOperand& reg, AluOp op, const RowOperand& from, int result, bool discard) {
+  void accumulate(const RowOperand& reg, AluOp op, const RowOperand& from, bool discard) {
     if (!accumulates()) return;
     if (RowStep& last = steps_.back();
         last.kind == Kind::activate && op == AluOp::add && K().summed[index(last.function)]) {
@@ -187,12 +189,13 @@ class Lowering {
       s.a = from;
       s.to = reg;
     }
-    if (tile(result)) {
-      RowStep& out = step(Kind::store, 1);
-      out.dtype = in_.operand(result).access.dtype;
-      out.a = reg;
-      out.to = memory(result);
-    }
+  }
+  void write_register(const RowOperand& reg, int result) {
+    if (!accumulates() || !tile(result)) return;
+    RowStep& s = step(Kind::store, 1);
+    s.dtype = in_.operand(result).access.dtype;
+    s.a = reg;
+    s.to = memory(result);
   }
   int64_t first_partition() const {
     for (const Operand& o : in_.operands)
@@ -238,14 +241,14 @@ class Lowering {
       case Opcode::tensor_scalar: {
         if (info(in_.op0).cls == bitwise || info(in_.op1).cls == bitwise) return false;
         const bool second = in_.op1 != AluOp::bypass && (has(3) || info(in_.op1).inputs == 1);
-        const RowOperand x = input(1, n_), s = scalar(2), t = second ? scalar(3) : number(0), to = output(0);
+        const RowOperand s = scalar(2), t = second ? scalar(3) : number(0), x = input(1, n_), to = output(0);
         binary(in_.op0, in_.reverse0, x, s, to);
         if (second) binary(in_.op1, in_.reverse1, to, t, to);
         finish(0, n_, to);
         return true;
       }
       case Opcode::scalar_tensor_tensor: {
-        const RowOperand x = input(1, n_), s = scalar(2), y = input(3, n_), product = line(), to = output(0);
+        const RowOperand s = scalar(2), x = input(1, n_), y = input(3, n_), product = line(), to = output(0);
         binary(in_.op0, in_.reverse0, x, s, product);
         binary(in_.op1, in_.reverse1, product, y, to);
         finish(0, n_, to);
@@ -268,8 +271,9 @@ class Lowering {
         const RowOperand reg = begin_accumulation(Place::scalar_register, in_.reduce_op);
         const RowOperand bias = scalar(2), scale = scalar(3, 1), x = input(1, n_), to = output(0, in_.discard);
         function(in_.function, x, scale, bias, static_cast<float>(in_.value), to);
-        accumulate(reg, in_.reduce_op, to, 4, in_.discard);
+        accumulate(reg, in_.reduce_op, to, in_.discard);
         finish(0, n_, to, in_.discard);
+        write_register(reg, 4);
         return true;
       }
       case Opcode::exponential: {
@@ -278,8 +282,9 @@ class Lowering {
         const RowOperand shift = scalar(2), x = input(1, n_), to = output(0, in_.discard);
         binary(AluOp::subtract, false, x, shift, to);
         function(Function::exp, to, number(1), number(0), 0, to);
-        accumulate(reg, AluOp::add, to, 3, in_.discard);
+        accumulate(reg, AluOp::add, to, in_.discard);
         finish(0, n_, to, in_.discard);
+        write_register(reg, 3);
         return true;
       }
       case Opcode::tensor_scalar_reduce: {
@@ -287,8 +292,9 @@ class Lowering {
         const RowOperand reg = begin_accumulation(Place::vector_register, in_.reduce_op);
         const RowOperand s = scalar(2), x = input(1, n_), to = output(0, in_.discard);
         binary(in_.op0, in_.reverse0, x, s, to);
-        accumulate(reg, in_.reduce_op, to, 3, in_.discard);
+        accumulate(reg, in_.reduce_op, to, in_.discard);
         finish(0, n_, to, in_.discard);
+        write_register(reg, 3);
         return true;
       }
       case Opcode::reciprocal: {
@@ -384,15 +390,19 @@ std::optional<std::vector<RowStep>> row_steps(const std::vector<Storage>& storag
 
 void group_steps(std::span<const RowStep> steps, uint32_t begin, int64_t first, int64_t last,
                  std::vector<RowGroup>& groups, size_t first_group) {
+  // An instruction's own chunks stay together, as its lines hold one. (Where its result overlaps an input in another
+  // pattern it has no steps: see Instruction::stage.)
+  bool apart = groups.size() == first_group;
+  if (!apart)
+    for (uint32_t i = begin; i < steps.size(); ++i)
+      for (uint32_t j = groups.back().begin; j < begin && !single_pass(steps[i]); ++j)
+        apart = apart || !interleaves(steps[j], steps[i]);
   for (uint32_t i = begin; i < steps.size(); ++i) {
     const RowStep& s = steps[i];
     const bool one = single_pass(s);
-    bool joins = groups.size() > first_group;
-    if (joins) {
-      const RowGroup& g = groups.back();
-      joins = g.first == first && g.last == last && one == single_pass(steps[g.begin]) && (one || g.n == s.n);
-      for (uint32_t j = g.begin; j < g.end && joins && !one; ++j) joins = interleaves(steps[j], s);
-    }
+    const RowGroup* g = groups.size() > first_group ? &groups.back() : nullptr;
+    const bool joins = g && g->first == first && g->last == last && one == single_pass(steps[g->begin]) &&
+                       (one || (g->n == s.n && !(apart && g->begin < begin)));
     if (joins)
       groups.back().end = i + 1;
     else

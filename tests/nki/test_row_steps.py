@@ -153,3 +153,74 @@ def test_narrow_numbers_serve_all_chunks_of_a_row(rng):
     f = factor.astype(F32)
     for way in (nki.simulate, nki.jit):
         np.testing.assert_array_equal(way(kernel)(x, factor), x - (x + x * f) * f)
+
+
+@pytest.mark.parametrize("seed", [*range(12), 122, 143, 192, 194])
+def test_random_runs_give_the_bits_of_single_steps(seed):
+    """Instructions drawn at random on tiles of three types, whole or in parts; what they mean is tested elsewhere."""
+    draw = np.random.default_rng(seed)
+    width = int(draw.choice([64, 1000, 1024, 2048, 2600]))
+    types = (nl.float32, nl.bfloat16, nl.float16)
+    rows = int(draw.choice([128, 70]))
+
+    def part():
+        half = width // 2
+        return [(0, width, 1), (0, half, 1), (half, width, 1), (0, width, 2), (1, width, 2)][draw.integers(5)]
+
+    def same_size():
+        a = part()
+        while True:
+            b, c = part(), part()
+            if len({len(range(*p)) for p in (a, b, c)}) == 1:
+                return a, b, c
+
+    alu, unary = ("add", "subtract", "multiply", "maximum", "minimum"), ("square", "exp", "copy", "relu", "sigmoid")
+    plan = [
+        (
+            int(draw.integers(6)),
+            draw.integers(3, size=3).tolist(),
+            same_size(),
+            draw.choice(alu, 2).tolist(),
+            str(draw.choice(unary)),
+            float(draw.choice([0.0, 1.0, 0.5, -0.25])),
+            int(draw.integers(2)),
+            int(draw.integers(3)),
+        )
+        for _ in range(24)
+    ]
+
+    def kernel(x):
+        outs = [nl.ndarray((rows, width), nl.float32, nl.shared_hbm) for _ in types]
+        sums_out = nl.ndarray((rows, 3), nl.float32, nl.shared_hbm)
+        tiles = [nl.ndarray((rows, width), t) for t in types]
+        numbers = [nl.ndarray((rows, 1), t) for t in types]
+        for i, (t, n) in enumerate(zip(tiles, numbers)):
+            nisa.dma_copy(t, x[i])
+            nisa.tensor_reduce(n, nl.maximum, t, 1)
+        for kind, which, places, ops, function, number, flag, scalar in plan:
+            a, b, c = (tiles[w][:, slice(*p)] for w, p in zip(which, places))
+            f, g = (getattr(nl, o) for o in ops)
+            s = numbers[scalar] if flag else number
+            if kind == 0:
+                nisa.tensor_tensor(a, b, c, f)
+            elif kind == 1:
+                nisa.tensor_scalar(a, b, f, s, op1=g, operand1=number, reverse1=bool(flag))
+            elif kind == 2:
+                nisa.scalar_tensor_tensor(a, b, f, s, g, c)
+            elif kind == 3:
+                nisa.activation_reduce(a, getattr(nl, function), b, nl.add, numbers[scalar], scale=number)
+            elif kind == 4:
+                nisa.tensor_copy(a, b)
+            else:
+                nisa.tensor_reduce(numbers[scalar], nl.minimum, b, 1, negate=bool(flag))
+            nisa.tensor_scalar(a, a, nl.minimum, 4.0, op1=nl.maximum, operand1=-4.0)
+            nisa.tensor_scalar(numbers[scalar], numbers[scalar], nl.minimum, 4.0, op1=nl.maximum, operand1=-4.0)
+        for o, t in zip(outs, tiles):
+            nisa.dma_copy(o, t)
+        for i, n in enumerate(numbers):
+            nisa.dma_copy(sums_out[:, i : i + 1], n)
+        return (*outs, sums_out)
+
+    x = draw.standard_normal((3, rows, width)).astype(F32)
+    for traced, stepped in zip(nki.jit(kernel)(x), nki.simulate(kernel)(x)):
+        np.testing.assert_array_equal(as_bits(traced), as_bits(stepped))
