@@ -15,6 +15,8 @@ _PACKED = {
     "float8_e4m3fn_x4": (float8_e4m3fn_x4, float8_e4m3fn),
     "float4_e2m1fn_x4": (float4_e2m1fn_x4, np.dtype(ml_dtypes.float4_e2m1fn)),
 }
+# Their names mean them to NumPy, as ml_dtypes has it for its types: np.dtype("float4_e2m1fn_x4").
+np.sctypeDict.update({name: packed for name, (packed, _) in _PACKED.items()})
 
 
 def _packed(d):
