@@ -64,7 +64,8 @@ def test_programs_are_written_as_nki_source(tmp_path):
     script.write_text(SCRIPT + "torch.erfc(x).tolist()\n")
     done = run(script, "--nki", str(folder))
     assert done.returncode == 0, done.stderr
-    assert "have no NKI source with the same bits" in done.stdout and "erfc" in done.stdout
+    assert "have no NKI source" not in done.stdout
+    assert any("erfc" in file.name for file in folder.iterdir())
     assert "def kernel(" in (folder / "sigmoid_mul_add_1000.py").read_text()
     assert len(list(folder.glob("sigmoid_mul_add*"))) == 1  # it ran three times
     alone = subprocess.run(
