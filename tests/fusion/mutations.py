@@ -53,10 +53,10 @@ MUTATIONS = [
     Mutation(
         "signature",
         "cache.cpp",
-        {"key = hash(graph, live);": "key = graph.nodes.size();", "it->second.live == live": "true",
+        {"key = hash(graph, live);": "key = hash(graph, live) & 0;", "it->second.live == live": "true",
          "it->second.signature == graph.signature": "it->second.signature.size() == graph.signature.size()"},
     ),
-    Mutation("placement", "schedule.cpp", {"((!same && !row) || column) && !g_": "column && !g_"}),
+    Mutation("placement", "schedule.cpp", {"((!same && !row) || column) && !g_": "(!same && !row && column) && !g_"}),
     Mutation("liveness", "fuser.cpp", {"if (overwritten) return false;": "return false;"}),
     Mutation("order", "window.cpp", {"if (overwritten) {": "if (true) {"}),
     Mutation("fusible", "record.cpp", {"const bool whole = !given ||": "const bool whole = true ||"}),
@@ -65,6 +65,11 @@ MUTATIONS = [
         "rows",
         "record_rows.cpp",
         {"*inputs_[i].storage().unsafeGetStorageImpl(), false)": "*inputs_[i].storage().unsafeGetStorageImpl(), true)"},
+    ),
+    Mutation(
+        "loops",
+        "../core/loops/plan_loops.cpp",
+        {"if (needs || step.kind == Step::Kind::store": "if (step.kind == Step::Kind::store"},
     ),
     Mutation("places", "graph.cpp", {"ndim == o.ndim && offset == o.offset &&": "ndim == o.ndim &&"}),
 ]  # fmt: skip
