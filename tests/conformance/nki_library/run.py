@@ -7,13 +7,14 @@
 
 The frozen list cases-TARGET.txt.gz holds every case that the suite does not skip for its size; --freeze writes it anew.
 Each test file runs in a process of its own with the hash seed fixed. Results are JSON lines in DIR (default
-nki-library-results/), one file per target and shard: a case that has one is not run again. Needed besides the package:
-pandas pytest-html pytest-metadata pytest-xdist allpairspy boto3 fabric2 filelock plotext aws-embedded-metrics.
+nki-library-results/), one file per target and shard: a case that has one is not run again. The suite needs packages of
+its own: NEEDED below.
 """
 
 import argparse
 import collections
 import gzip
+import importlib.util
 import json
 import os
 import subprocess
@@ -26,6 +27,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 TARGETS = ("trn2", "trn3")
 OUTCOMES = ("passed", "skipped", "failed")
+# What the suite imports, and the package that has it.
+NEEDED = {
+    "pandas": "pandas", "pytest_html": "pytest-html", "pytest_metadata": "pytest-metadata", "xdist": "pytest-xdist",
+    "allpairspy": "allpairspy", "boto3": "boto3", "fabric2": "fabric2", "filelock": "filelock", "plotext": "plotext",
+    "aws_embedded_metrics": "aws-embedded-metrics",
+}  # fmt: skip
 
 # Failures whose cause is the suite: part of the case's name, part of the error, why no implementation passes.
 SUITE_FAULTS = (
@@ -124,6 +131,7 @@ def run(args: argparse.Namespace) -> None:
                 begin = record.stat().st_size if record.exists() else 0
                 options = ["--record", str(record), "--cases", str(chosen), "--case-timeout", str(args.timeout)]
                 code = pytest(args.checkout, args.target, Path(scratch) / "output", *options, f"test/{file}")
+            record.touch()
             with record.open() as f:
                 f.seek(begin)
                 ran = {json.loads(line)["case"] for line in f}
@@ -199,6 +207,8 @@ def main() -> None:
         freeze(args.checkout, args.target)
     elif args.report:
         report(args)
+    elif missing := [package for module, package in NEEDED.items() if not importlib.util.find_spec(module)]:
+        sys.exit(f"The suite needs packages that are not here: pip install {' '.join(missing)}")
     else:
         run(args)
 
