@@ -461,7 +461,7 @@ LaneKernels make() {
 #undef OP
 #undef FUNCTION
 #undef CALL
-  set(LaneOp::uniform_bits, uniform_bits);
+                                      set(LaneOp::uniform_bits, uniform_bits);
   reduce(LaneOp::sum, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
     fold<float, plus>(o, a, n, rows, pitch, 0.0f);
   });
