@@ -169,9 +169,10 @@ def _describe(value: Any) -> str:
 
 @functools.cache
 def _build() -> str:
-    """What else a plan depends on: the code that reads it."""
-    stat = os.stat(_C.__file__)
-    return f"{torch.__version__} {torchneuron.__version__} {stat.st_size} {stat.st_mtime_ns}"
+    """What else a plan depends on: the code that makes it and the code that reads it."""
+    files = [Path(_C.__file__), *sorted(Path(__file__).parent.rglob("*.py"))]
+    stats = [(f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    return f"{torch.__version__} {torchneuron.__version__} {stats}"
 
 
 def key(graph: torch.fx.GraphModule, settings: Iterable[str]) -> str:
