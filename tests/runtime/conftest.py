@@ -19,6 +19,10 @@ def output(python):
     return run
 
 
+# A shell's background jobs, and so the tests that run in one, ignore Ctrl-C: the snippet does not.
+LISTEN = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 @pytest.fixture
 def process(tmp_path):
     """`process(code)` starts a snippet and returns it once it has printed READY."""
@@ -26,7 +30,7 @@ def process(tmp_path):
 
     def start(code):
         child = subprocess.Popen(
-            [sys.executable, "-c", "import torch\n" + textwrap.dedent(code)],
+            [sys.executable, "-c", LISTEN + "import torch\n" + textwrap.dedent(code)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
