@@ -2,21 +2,14 @@
 
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <utility>
+
+#include "reductions.h"
 
 namespace neuron {
 
 namespace {
-
-struct Form {
-  LaneOp reduction, combine;
-  float identity;
-};
-constexpr Form kForms[] = {{LaneOp::sum, LaneOp::add, 0.0f},
-                           {LaneOp::amax, LaneOp::maximum, -INFINITY},
-                           {LaneOp::amin, LaneOp::minimum, INFINITY}};
 
 constexpr int kNarrow = 16;  // columns for which a call for each row would cost more than its work
 constexpr int kAtOnce = 4;   // chunks of narrow rows whose sums do not wait for each other
@@ -46,12 +39,11 @@ constexpr auto kAddSeveral = narrow_table<kAtOnce>(std::make_integer_sequence<in
 }  // namespace
 
 Accumulation::Accumulation(LaneOp op, int64_t rows, int64_t cols) : rows_(rows), cols_(cols) {
-  const Form& form =
-      *std::find_if(std::begin(kForms), std::end(kForms), [&](const Form& f) { return f.reduction == op; });
+  const Reduction& form = reduction(op);
   const auto& map = lane_kernels().map;
   combine_ = map[static_cast<int>(form.combine)];
   combine_two_ = form.combine == LaneOp::add ? map[static_cast<int>(LaneOp::add_add)] : nullptr;
-  identity_ = std::bit_cast<uint32_t>(form.identity);
+  identity_ = form.identity;
   chunks_.reset(new uint32_t[static_cast<size_t>((rows + kRows - 1) / kRows * cols)]);
 }
 

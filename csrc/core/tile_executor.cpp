@@ -346,51 +346,44 @@ class Execution {
       // Lanes are read where they are; loops read narrower elements there, too.
       const bool narrow = step.extent == Extent::full && x.program_.values()[v].looped && has_loop_form(dtype);
       const bool readable = is_lane_type(dtype) || narrow;
-      vector[v] = 1;
-      narrow_lanes[v] = narrow;
-      pitch[v] = cols * item;
-      places[v] = nullptr;
       char* to = const_cast<char*>(buffer(x.program_.values()[v]));
-      if (a.contiguous() && readable) {
-        place[v] = a.base + begin * item;
-        return;
-      }
-      place[v] = to;
+      places[v] = nullptr;
+      auto lies = [&](const char* from, int64_t bytes) {
+        place[v] = from;
+        pitch[v] = bytes;
+        vector[v] = 1;
+        narrow_lanes[v] = narrow;
+      };
+      auto copied = [&](bool each, int64_t bytes) {
+        place[v] = to;
+        pitch[v] = bytes;
+        vector[v] = each;
+        narrow_lanes[v] = 0;
+      };
+      if (a.contiguous() && readable) return lies(a.base + begin * item, cols * item);
       if (a.ndim == 0 || (a.ndim == 1 && a.stride[0] == 0)) {
-        load_lanes(x.kernels_, dtype, a.base, item, 1, to);
-        vector[v] = narrow_lanes[v] = 0;
-        pitch[v] = 0;
-        return;
+        copied(false, 0);
+        return load_lanes(x.kernels_, dtype, a.base, item, 1, to);
       }
       const int last = a.ndim - 1;
       if (step.extent == Extent::full && x.has_rows(a)) {
         const int64_t row = begin / x.cols_, column = begin % x.cols_;
         const char* from = a.base + (row * a.stride[0] + column * a.stride[1]) * item;
         if (a.stride[1] == 0) {  // one element for each row
-          vector[v] = narrow_lanes[v] = 0;
-          pitch[v] = 4;
-          load_lanes(x.kernels_, dtype, from, a.stride[0] * item, rows, to);
-          return;
+          copied(false, 4);
+          return load_lanes(x.kernels_, dtype, from, a.stride[0] * item, rows, to);
         }
-        if (readable) {
-          pitch[v] = a.stride[0] * item;
-          place[v] = from;
-          return;
-        }
-        narrow_lanes[v] = 0;
+        if (readable) return lies(from, a.stride[0] * item);
         if (a.stride[0] == 0) {  // one row for all
-          pitch[v] = 0;
-          load_lanes(x.kernels_, dtype, from, item, cols, to);
-          return;
+          copied(true, 0);
+          return load_lanes(x.kernels_, dtype, from, item, cols, to);
         }
       }
       if (readable && a.stride[last] == 1) {
         // A tile that lies in one run is where it is.
         const int64_t index = begin % a.size[last];
-        if (index + n <= a.size[last]) {
-          for_runs(a, item, begin, 1, [&](const char* p, int64_t, int64_t, int64_t) { place[v] = p; });
-          return;
-        }
+        if (index + n <= a.size[last])
+          return for_runs(a, item, begin, 1, [&](const char* p, int64_t, int64_t, int64_t) { lies(p, cols * item); });
       }
       if (readable && step.extent == Extent::full && rows > 1 && x.program_.values()[v].mapped && a.stride[last] == 1 &&
           a.size[last] % cols == 0) {
@@ -400,11 +393,11 @@ class Execution {
         for_runs(a, item, begin, n, [&](const char* p, int64_t, int64_t, int64_t run) {
           for (; run > 0; run -= cols, p += cols * item) *next++ = p;
         });
+        lies(to, cols * item);
         places[v] = row.data();
         return;
       }
-      narrow_lanes[v] = 0;
-      pitch[v] = cols * 4;
+      copied(true, cols * 4);
       for_runs(a, item, begin, n, [&](const char* p, int64_t stride, int64_t at, int64_t run) {
         load_lanes(x.kernels_, dtype, p, stride, run, to + at * 4);
       });
@@ -522,7 +515,7 @@ class Execution {
         const uint64_t mask = (uint64_t{1} << rest) - 1;
         arguments[Loop::kRows] = n_rows;
         arguments[Loop::kWhole] = count - rest;
-        for (int block = 0; block < 4; block++)
+        for (int block = 0; block < Loop::kMostBlocks; block++)
           arguments[static_cast<size_t>(Loop::kMasks + block)] = static_cast<int64_t>(mask >> 16 * block & 0xffff);
         function(arguments.data());
       };

@@ -75,10 +75,9 @@ ValueId TileProgram::expand(ValueId a, Extent extent) {
 
 ValueId TileProgram::reduce(LaneOp op, ValueId a) {
   // The sum of a row of zeros but for one element is that element, added to zero.
-  const auto scattered =
-      std::ranges::find_if(steps_, [&](const Step& s) { return s.kind == Step::Kind::scatter && s.out == a; });
-  if (op == LaneOp::sum && scattered != steps_.end()) {
-    const ValueId index = scattered->in[1];
+  const auto made = std::ranges::find(steps_, a, &Step::out);
+  if (op == LaneOp::sum && made != steps_.end() && made->kind == Step::Kind::scatter) {
+    const ValueId index = made->in[1];
     return map(LaneOp::add, gather(a, index), constant(0));
   }
   Step step{Step::Kind::reduce};
@@ -195,8 +194,29 @@ void TileProgram::merge_pairs() {
   std::erase_if(steps_, [](const Step& s) { return s.kind == Step::Kind::gone; });
 }
 
+// What is stored as it was loaded, while another store writes where it lies, is copied before.
+void TileProgram::keep_loads() {
+  for (size_t i = 0; i < steps_.size(); i++) {
+    if (steps_[i].kind != Step::Kind::store || values_[steps_[i].in[0]].from != Value::From::access) continue;
+    const ValueId v = steps_[i].in[0];
+    const uint16_t memory = accesses_[values_[v].index].memory;
+    if (std::ranges::none_of(steps_, [&](const Step& s) {
+          return s.kind == Step::Kind::store && accesses_[s.access].memory == memory && &s != &steps_[i];
+        }))
+      continue;
+    Step copy{Step::Kind::map};
+    copy.extent = values_[v].extent;
+    copy.in[0] = v;
+    copy.out = steps_[i].in[0] = add(Value::From::step, copy.extent, 0);
+    const auto load = std::ranges::find(steps_, v, &Step::out);
+    steps_.insert(load + 1, copy);
+    i++;
+  }
+}
+
 void TileProgram::seal() {
   merge_pairs();
+  keep_loads();
   number_steps();
   // A load of plain memory is the memory itself: a store waits until what was loaded from there has been used.
   std::vector<Step> late;
@@ -215,13 +235,13 @@ void TileProgram::seal() {
     steps_.insert(steps_.end(), late.begin(), late.end());
     number_steps();
   }
+  choose_direct_stores();
   if (has_loops()) {
     plan_ = plan_loops(*this);
   } else {
     for (uint16_t i = 0; i < steps_.size(); i++) plan_.items.push_back({i});
   }
   mark_uses();
-  choose_direct_stores();
   assign_buffers();
   weigh();
 }

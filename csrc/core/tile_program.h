@@ -97,6 +97,7 @@ class TileProgram {
  private:
   ValueId add(Value::From from, Extent extent, uint16_t index);
   void merge_pairs();
+  void keep_loads();
   void number_steps();  // after their order changed
   void mark_uses();
   void choose_direct_stores();

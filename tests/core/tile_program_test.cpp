@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "simd/lanes.h"
+#include "tiles.h"
 
 using namespace neuron;
 
@@ -22,24 +23,6 @@ std::vector<float> uniform(int64_t n, float low, float high, uint64_t seed) {
   std::vector<float> v(static_cast<size_t>(n));
   for (float& x : v) x = d(r);
   return v;
-}
-
-TileAccess contiguous(void* base, int64_t n) {
-  TileAccess a;
-  a.base = static_cast<char*>(base);
-  a.ndim = 1;
-  a.size[0] = n;
-  a.stride[0] = 1;
-  return a;
-}
-
-TileAccess pattern(void* base, std::vector<int64_t> size, std::vector<int64_t> stride) {
-  TileAccess a;
-  a.base = static_cast<char*>(base);
-  a.ndim = static_cast<int>(size.size());
-  std::copy(size.begin(), size.end(), a.size);
-  std::copy(stride.begin(), stride.end(), a.stride);
-  return a;
 }
 
 void two_threads(int64_t n, const std::function<void(int64_t, int64_t)>& body) {

@@ -43,6 +43,34 @@ def test_in_place_results_are_seen_by_later_and_not_by_earlier_readers(same):
     same(run)
 
 
+@pytest.mark.parametrize("narrow", [torch.int8, torch.uint8, torch.bool])
+def test_narrow_tensors_are_overwritten_after_their_last_reader(same, narrow):
+    def run(d):
+        x = (torch.arange(5000) % 7 - 3).to(narrow).to(d)
+        whole = x.to(torch.int32)
+        small = X.to(d).flatten() > 0
+        x.fill_(1)
+        negative = -whole
+        del whole
+        return x, small, negative
+
+    same(run)
+
+
+def test_tensors_that_hand_their_contents_on(same):
+    def run(d):
+        a, b, c = (torch.arange(5000, dtype=torch.int32).add(i).to(d) for i in (0, 1000, 2000))
+        narrow = (torch.arange(5000) % 100).to(torch.int8).to(d)
+        read = narrow * 2
+        narrow.copy_(b)
+        b.copy_(a - c)
+        a.copy_(c)
+        c.copy_(b + 1)
+        return a, b, c, narrow, read + 1
+
+    same(run)
+
+
 def test_views_see_what_is_pending_in_their_base(same):
     def run(d):
         x = X.to(d, copy=True)

@@ -31,14 +31,14 @@ inline constexpr Op
     vaddps{1, 0, 0x58}, vmulps{1, 0, 0x59}, vsubps{1, 0, 0x5c}, vminps{1, 0, 0x5d}, vdivps{1, 0, 0x5e},
     vmaxps{1, 0, 0x5f}, vsqrtps{1, 0, 0x51}, vrndscaleps{3, 1, 0x08}, vcmpps{1, 0, 0xc2},
     vcvtdq2ps{1, 0, 0x5b}, vcvttps2dq{1, 2, 0x5b}, vcvtph2ps{2, 1, 0x13}, vcvtps2ph{3, 1, 0x1d},
-    vpandd{1, 1, 0xdb}, vpandnd{1, 1, 0xdf}, vpord{1, 1, 0xeb}, vpxord{1, 1, 0xef}, vpternlogd{3, 1, 0x25},
+    vpandd{1, 1, 0xdb}, vpord{1, 1, 0xeb}, vpxord{1, 1, 0xef}, vpternlogd{3, 1, 0x25},
     vpaddd{1, 1, 0xfe}, vpsubd{1, 1, 0xfa}, vpmulld{2, 1, 0x40}, vpmaxsd{2, 1, 0x3d}, vpminsd{2, 1, 0x39},
     vpabsd{2, 1, 0x1e}, vpcmpd{3, 1, 0x1f}, vptestmd{2, 1, 0x27}, vptestnmd{2, 2, 0x27}, vpmovm2d{2, 2, 0x38},
     vblendmps{2, 1, 0x65}, vpslld_psrld_psrad{1, 1, 0x72},
     vpmovzxwd{2, 1, 0x33}, vpmovzxbd{2, 1, 0x31}, vpmovsxbd{2, 1, 0x21}, vpmovdw{2, 2, 0x33}, vpmovdb{2, 2, 0x31};
 // clang-format on
 enum Shift : uint8_t { shift_right = 2, shift_right_signed = 4, shift_left = 6 };
-enum Condition : uint8_t { below = 0x2, above_or_equal = 0x3, equal = 0x4, not_equal = 0x5 };
+enum Condition : uint8_t { below = 0x2, equal = 0x4, not_equal = 0x5 };
 
 class Assembler {
  public:

@@ -6,9 +6,9 @@
 // looks at its bits: such values are `loose`, and settled before a store or an operation that hands on bits.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <limits>
 
+#include "../reductions.h"
 #include "../simd/lanes.h"
 #include "../tile_program.h"
 #include "assembler.h"
@@ -31,6 +31,7 @@ constexpr Gpr kSaved[] = {rbx, rbp, r12, r13, r14, r15};
 constexpr Gpr kPointersOfPlain[] = {r14, r15, rcx, rdx, rsi, rdi, r8, r9, r10, r11};
 constexpr size_t kPointersBesideCalls = 2;
 constexpr int kNever = std::numeric_limits<int>::max();
+static_assert(LaneKernels::kCallLanes == Loop::kMostBlocks * Loop::kLanes);
 
 struct Value {
   enum class Home : uint8_t { none, vector, narrow, one, word } home = Home::none;
@@ -58,6 +59,7 @@ class Emitter {
   Emitter(const TileProgram& program, const Loop& loop, const Loop::Layout& layout)
       : program_(program), loop_(loop), layout_(layout), local_(program.values().size(), 0) {
     for (uint32_t w : kWordBits) a_.word(w);
+    for (uint16_t i : loop.reductions) a_.word(reduction(program.steps()[i].op).identity);
     add_values();
     add_segments();
   }
@@ -163,7 +165,7 @@ class Emitter {
             value(v).kept |= is_call(s) || value(v).segment < static_cast<int>(g);
   }
   const Step& step_of(size_t s) const { return program_.steps()[loop_.steps[s]]; }
-  bool is_call(size_t s) const { return is_map(loop_.steps[s]) && recipe_of(step_of(s).op).form == Form::call; }
+  bool is_call(size_t s) const { return is_map(loop_.steps[s]) && is_loop_call(step_of(s).op); }
 
   // Registers for what stays in a row: addresses, running lanes, numbers. Constants are there once and for all.
   void pin() {
@@ -182,7 +184,7 @@ class Emitter {
       if (in_registers) lowest_ += 2;
     }
     for (ValueId v : loop_.inputs)
-      if (Value& x = value(v); !loop_.calls && same_in_all(x) && lowest_ < kTemporaries + kMaxPinned) x.reg = lowest_++;
+      if (Value& x = value(v); !loop_.calls && is_number(x) && lowest_ < kTemporaries + kMaxPinned) x.reg = lowest_++;
     place_numbers(Value::Home::word);
   }
   // Numbers go to their registers, or, where there are calls, onto the stack for the functions that take them.
@@ -214,7 +216,7 @@ class Emitter {
     for (size_t r = 0; r < loop_.reductions.size(); r++)
       for (int half = 0; half < 2; half++) {
         const Zmm lanes = static_cast<Zmm>(running_[r] >= 0 ? running_[r] + half : 0);
-        a_.v(vbroadcastss, lanes, 0, word_at(identity(program_.steps()[loop_.reductions[r]].op)));
+        a_.v(vbroadcastss, lanes, 0, identity(r));
         keep_running(r, half, lanes);
       }
     place_numbers(Value::Home::one);
@@ -240,6 +242,8 @@ class Emitter {
     return false;
   }
 
+  // What lanes of a reduction start with.
+  static Address identity(size_t r) { return in_code(4 * (kWords + static_cast<int>(r))); }
   // Running lanes of a reduction: their register, or the temporary into which they are fetched.
   Zmm running(size_t r, int half, Zmm temporary) {
     if (running_[r] >= 0) return static_cast<Zmm>(running_[r] + half);
@@ -298,9 +302,8 @@ class Emitter {
     a_.store(vmovups_store, stack(x, block_), static_cast<Zmm>(x.reg));
   }
 
-  static bool same_in_all(const Value& x) {
-    return x.home == Value::Home::one || x.home == Value::Home::word;
-  }  // blocks
+  // The same in all blocks.
+  static bool is_number(const Value& x) { return x.home == Value::Home::one || x.home == Value::Home::word; }
   bool pinned(const Value& x) const { return x.reg >= kTemporaries && x.reg < lowest_; }
   void drop(Value& x) {
     if (x.reg < 0 || pinned(x)) return;
@@ -353,7 +356,7 @@ class Emitter {
       for (block_ = 0; block_ < loop_.blocks(); block_++) {
         for (size_t v = 0; v < values_.size(); v++) {
           Value& x = values_[v];
-          if (block_ == 0 || !same_in_all(x)) drop(x);
+          if (block_ == 0 || !is_number(x)) drop(x);
           x.loose = false;
           x.next = segment.uses[v];
           if (x.segment == static_cast<int>(g)) {
@@ -383,7 +386,7 @@ class Emitter {
       if (step.in[k] != TileProgram::kNone) {
         Value& x = value(step.in[k]);
         x.next = next[k];
-        if (x.next == kNever && !same_in_all(x)) drop(x);
+        if (x.next == kNever && !is_number(x)) drop(x);
       }
   }
 
@@ -465,12 +468,12 @@ class Emitter {
     held_.assign(1, &x);
     Zmm lanes = need(x);
     if (rest_) {
-      a_.v(vbroadcastss, 1, 0, word_at(identity(step.op)));
+      a_.v(vbroadcastss, 1, 0, identity(r));
       a_.v(vmovups, 1, 0, lanes, choose(block_));
       lanes = 1;
     }
     const Zmm to = running(r, block_ % 2, 2);
-    accumulate(a_, step.op, to, lanes);
+    write(a_, reduction(step.op).combine, to, {to, lanes, 0});
     keep_running(r, block_ % 2, to);
     held_.clear();
     used(step, next);

@@ -30,7 +30,8 @@ struct Loop {
   // What the code is called with: rows, elements of each, addresses of inputs, outputs, and running lanes of reductions
   // (kReductionLanes each for a row, written at its end), and after all of them the bytes from row to row of each. Of
   // an input whose rows lie anywhere that is where a table of their addresses stands. The code counts in place.
-  enum Argument { kRows, kWhole, kMasks, kPointers = kMasks + 4 };
+  static constexpr int kMostBlocks = 4;  // of a function, see blocks()
+  enum Argument { kRows, kWhole, kMasks, kPointers = kMasks + kMostBlocks };
   using Function = void (*)(int64_t* arguments);
   static constexpr int64_t kLanes = 16, kReductionLanes = 32;
   static constexpr size_t kMaxInputs = 40;
@@ -48,7 +49,7 @@ struct Loop {
 
   // Registers of lanes that the code takes at once. A function works on as many as it takes to hide how long each of
   // its instructions takes.
-  int64_t blocks() const { return calls ? 4 : reductions.empty() ? 1 : kReductionLanes / kLanes; }
+  int64_t blocks() const { return calls ? kMostBlocks : reductions.empty() ? 1 : kReductionLanes / kLanes; }
   // kWhole is a multiple of the elements of these; the masks are of the lanes of what is left.
   int64_t width() const { return blocks() * kLanes; }
 

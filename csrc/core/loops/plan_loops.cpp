@@ -47,6 +47,12 @@ class Planner {
     if (step.kind == Step::Kind::map) return step.extent == Extent::full && has_loop_form(step.op);
     return step.kind == Step::Kind::reduce && full(step.in[0]);
   }
+  bool is_narrow(uint16_t access) const { return has_loop_form(program_.accesses()[access].dtype); }
+  // Whether a loop can store its value where it computes it: nobody needs what is there.
+  bool is_done_here(uint16_t store) const {
+    const Step& step = program_.steps()[store];
+    return step.direct && is_narrow(step.access);
+  }
   bool is_input(ValueId v) const {
     return v != kNone && !made_[v] && std::find(inputs_.begin(), inputs_.end(), v) == inputs_.end();
   }
@@ -61,16 +67,15 @@ class Planner {
 
   void close() {
     const auto& steps = program_.steps();
-    auto narrow = [&](const TileProgram::Access& a) { return has_loop_form(a.dtype); };
     auto narrow_input = [&](ValueId v) {
       const TileProgram::Value& x = program_.values()[v];
-      return x.from == TileProgram::Value::From::access && narrow(program_.accesses()[x.index]);
+      return x.from == TileProgram::Value::From::access && is_narrow(x.index);
     };
-    auto narrow_store = [&](uint16_t i) { return narrow(program_.accesses()[steps[i].access]); };
     // Alone on one run of memory, a kernel does as well; so do functions and reductions.
     const bool alone = steps_.size() == 1 && (!program_.has_rows() || steps[steps_[0]].kind == Step::Kind::reduce ||
                                               is_loop_call(steps[steps_[0]].op));
-    if (alone && std::ranges::none_of(inputs_, narrow_input) && std::ranges::none_of(stores_, narrow_store)) {
+    if (alone && std::ranges::none_of(inputs_, narrow_input) &&
+        std::ranges::none_of(stores_, [&](uint16_t i) { return is_done_here(i); })) {
       plan_.items.push_back({steps_[0]});
     } else if (!steps_.empty()) {
       Loop loop;
@@ -82,7 +87,7 @@ class Planner {
         loop.calls |= steps[i].kind == Step::Kind::map && is_loop_call(steps[i].op);
       }
       for (uint16_t i : stores_)
-        if (narrow_store(i)) loop.outputs.push_back({steps[i].in[0], i});
+        if (is_done_here(i)) loop.outputs.push_back({steps[i].in[0], i});
       loop.steps = std::move(steps_);
       loop.inputs = std::move(inputs_);
       plan_.items.push_back({0, static_cast<uint16_t>(plan_.loops.size())});
@@ -102,8 +107,7 @@ class Planner {
     for (uint16_t i = step; i < steps.size(); i++) {
       if (std::find(steps[i].in, steps[i].in + 3, v) == steps[i].in + 3 || std::ranges::binary_search(steps_, i))
         continue;
-      if (!std::ranges::binary_search(stores_, i) || !has_loop_form(program_.accesses()[steps[i].access].dtype))
-        return true;
+      if (!std::ranges::binary_search(stores_, i) || !is_done_here(i)) return true;
     }
     return false;
   }

@@ -101,21 +101,6 @@ Op widen(Dtype narrow) {
 
 const Recipe& recipe_of(LaneOp op) { return kRecipes[static_cast<size_t>(op)]; }
 
-Word identity(LaneOp reduction) {
-  switch (reduction) {
-    case LaneOp::amax:
-      return negative_infinity;
-    case LaneOp::amin:
-      return infinity;
-    case LaneOp::iamax:
-      return least_integer;
-    case LaneOp::iamin:
-      return greatest_integer;
-    default:
-      return zero;
-  }
-}
-
 void settle(Assembler& a, Zmm lanes) {
   a.v_immediate(vcmpps, kChosen, lanes, lanes, kUnordered);
   a.v(vbroadcastss, lanes, 0, word_at(one_nan), kChosen);
@@ -218,22 +203,6 @@ void write(Assembler& code, LaneOp op, Zmm to, const Zmm (&in)[3]) {
       return with_word(vpandd, to, 0, high_half);
     default:
       return;
-  }
-}
-
-void accumulate(Assembler& a, LaneOp reduction, Zmm running, Zmm lanes) {
-  const Zmm both[3] = {running, lanes};
-  switch (reduction) {
-    case LaneOp::amax:
-      return write(a, LaneOp::maximum, running, both);
-    case LaneOp::amin:
-      return write(a, LaneOp::minimum, running, both);
-    case LaneOp::iamax:
-      return write(a, LaneOp::imaximum, running, both);
-    case LaneOp::iamin:
-      return write(a, LaneOp::iminimum, running, both);
-    default:
-      return write(a, LaneOp::add, running, both);
   }
 }
 

@@ -48,25 +48,16 @@ enum Word {
   quiet_bit,
   high_half,
   low_byte,
-  zero,
-  negative_infinity,
-  least_integer,
-  greatest_integer,
   kWords
 };
 inline constexpr uint32_t kWordBits[kWords] = {0x7fc00000, 0x80000000, 0x7fffffff, 1,          0x3f800000,
-                                               0x7f800000, 0x7fff,     0x400000,   0xffff0000, 0xff,
-                                               0,          0xff800000, 0x80000000, 0x7fffffff};
+                                               0x7f800000, 0x7fff,     0x400000,   0xffff0000, 0xff};
 inline Address word_at(Word w) { return in_code(4 * w); }
-Word identity(LaneOp reduction);
 
 // to = op(in). `to` may be one of the inputs. Not for calls.
 void write(Assembler& a, LaneOp op, Zmm to, const Zmm (&in)[3]);
 // Gives all NaNs of a register the bits of the one that arithmetic gives.
 void settle(Assembler& a, Zmm lanes);
-// running = reduction(running, lanes), lane by lane.
-void accumulate(Assembler& a, LaneOp reduction, Zmm running, Zmm lanes);
-
 // Elements of a type narrower than a lane, into and out of registers.
 void load_narrow(Assembler& a, Dtype from, Zmm to, const Address& m, Mask mask);
 void store_narrow(Assembler& a, Dtype to, const Address& m, Zmm lanes, Mask mask);

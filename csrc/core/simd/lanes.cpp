@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../reductions.h"
 #include "math.h"
 
 namespace neuron::NEURON_LEVEL {
@@ -463,19 +464,19 @@ LaneKernels make() {
 #undef CALL
                                       set(LaneOp::uniform_bits, uniform_bits);
   reduce(LaneOp::sum, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
-    fold<float, plus>(o, a, n, rows, pitch, 0.0f);
+    fold<float, plus>(o, a, n, rows, pitch, std::bit_cast<float>(reduction(LaneOp::sum).identity));
   });
   reduce(LaneOp::amax, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
-    fold<float, maximum>(o, a, n, rows, pitch, -INFINITY);
+    fold<float, maximum>(o, a, n, rows, pitch, std::bit_cast<float>(reduction(LaneOp::amax).identity));
   });
   reduce(LaneOp::amin, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
-    fold<float, minimum>(o, a, n, rows, pitch, INFINITY);
+    fold<float, minimum>(o, a, n, rows, pitch, std::bit_cast<float>(reduction(LaneOp::amin).identity));
   });
   reduce(LaneOp::iamax, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
-    fold<int32_t, imaximum>(o, a, n, rows, pitch, INT32_MIN);
+    fold<int32_t, imaximum>(o, a, n, rows, pitch, std::bit_cast<int32_t>(reduction(LaneOp::iamax).identity));
   });
   reduce(LaneOp::iamin, [](void* o, const void* a, int64_t n, int64_t rows, int64_t pitch) {
-    fold<int32_t, iminimum>(o, a, n, rows, pitch, INT32_MAX);
+    fold<int32_t, iminimum>(o, a, n, rows, pitch, std::bit_cast<int32_t>(reduction(LaneOp::iamin).identity));
   });
   return k;
 }

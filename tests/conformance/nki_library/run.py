@@ -174,7 +174,8 @@ def report(args: argparse.Namespace) -> None:
                 counts[key]["cases"] += 1
                 counts[key][result["outcome"]] += 1
             if result["outcome"] == "failed":
-                causes[group(case), result["cause"].strip().splitlines()[-1][:160]].append(case)
+                cause = result["cause"].strip().splitlines()[-1].replace(f"{args.checkout}/", "")
+                causes[group(case), cause[:160]].append(case)
         print(
             f"\n## {target}\n\n| directory | cases | passed | skipped | failed | not run |\n|---|---:|---:|---:|---:|---:|"
         )
