@@ -491,6 +491,18 @@ class Program:
         gradients = torch.autograd.grad((x.float() ** 2).sum(), leaves)
         self.keep([x.detach(), *gradients])
 
+    def overwrite(self) -> None:
+        """What was read of a tensor is used after it, and what it was overwritten with, have changed."""
+        t, dtype = self.pick(*FLOATS, *INTEGERS), self.random.choice([torch.float32, torch.int32])
+        if t is None or any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape)):
+            return
+        self.note("overwrite", t)
+        other = self.tensor(tuple(t.shape), t.dtype)
+        before = t.to(dtype)
+        t.copy_(other)
+        other.fill_(1)
+        self.keep([-before, other])
+
     def side_stream(self) -> None:
         t = self.pick(*FLOATS)
         if t is None:
@@ -506,7 +518,7 @@ class Program:
     STEPS = [
         (unary, 14), (binary, 18), (with_scalar, 12), (select, 6), (cast, 7), (ternary, 5), (view, 12), (in_place, 14),
         (out, 2), (reduce, 7), (row, 6), (loss, 2), (draw, 3), (make, 4), (library, 3), (read, 1), (foreach, 2), (optimize, 1),
-        (differentiate, 4), (side_stream, 1),
+        (differentiate, 4), (side_stream, 1), (overwrite, 3),
     ]  # fmt: skip
 
     def steps(self) -> None:
