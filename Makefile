@@ -57,7 +57,7 @@ $(TORCH_STAMP): $(STAMPS)/venv
 
 $(STAMPS)/tools: $(TORCH_STAMP)
 	@echo "== installing the build tools"
-	$(PIP) install -c $(VENV)/constraints.txt cmake ninja pybind11 'scikit-build-core>=0.10'
+	$(PIP) install -c $(VENV)/constraints.txt cmake ninja 'numpy>=2' pybind11 'scikit-build-core>=0.10'
 	@touch $@
 
 $(STAMPS)/system: tools/system-packages

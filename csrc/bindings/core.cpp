@@ -6,6 +6,7 @@
 #include "error.h"
 #include "executor.h"
 #include "lane_ops.h"
+#include "packed_types.h"
 #include "simd/kernels.h"
 
 namespace py = pybind11;
@@ -152,6 +153,7 @@ py::dict names(const Table& table) {
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The software NeuronCore: instruction table, programs, executor and clock.";
+  register_packed_types(m);
 
   static py::exception<Error> error(m, "Error");
   static py::exception<ValidationError> validation(m, "ValidationError", error.ptr());

@@ -1448,6 +1448,11 @@ struct Semantics {
     const float largest = e5m2 ? 57344.0f : 448.0f;
     // count 1: one binade of headroom (API 0.5 on); 0: the OCP rule, which saturates.
     const int headroom = c.in->count ? 1 : 0;
+    if (c.in->accumulate == Accumulate::overwrite)  // rows without a scale are 0
+      for (int64_t p = 0; p < scale.rows; ++p)
+        for_runs(scale, p, 0, scale.free, [](char* to, int64_t stride, int64_t n) {
+          for (int64_t i = 0; i < n; ++i) to[i * stride] = 0;
+        });
     std::vector<float> x(8 * src.free);
     for (int64_t g = 0; g < src.rows / 8; ++g) {
       for (int64_t p = 0; p < 8; ++p) {

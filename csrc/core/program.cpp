@@ -439,7 +439,8 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
     }
     const bool on = on_chip(storages[r.storage].memory);
     const int64_t rows = on ? r.partitions() : 1, columns = r.elements() / rows, width = a.free_size();
-    const bool keep = i == 0;  // a matmul adds to what was written and overwrites the rest
+    const bool keep = i == 0;   // a matmul adds to what was written and overwrites the rest
+    std::vector<uint8_t> full;  // rows or columns that are filled, and with what
     for (int64_t e = 0; e < static_cast<int64_t>(from.size()); ++e) {
       if (from[e] == InitMap::value || (keep && from[e] == InitMap::unwritten)) continue;
       const uint8_t f = moves(in) && on ? from[e] : static_cast<uint8_t>(InitMap::garbage);
@@ -447,6 +448,11 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
       auto fill = [&](int64_t first, int64_t step, int64_t count) {
         for (int64_t k = 0; k < count; ++k)
           if (const int64_t at = first + k * step; at < static_cast<int64_t>(to.size())) to[at] = f;
+      };
+      auto line = [&](int64_t which, int64_t pitch, int64_t step, int64_t count) {  // once each, or it is quadratic
+        if (full.empty()) full.assign(r.elements(), 0);
+        if (full[which] != 1 + f) fill(which * pitch, step, count);
+        full[which] = 1 + f;
       };
       if (how == Spread::element) fill(e, 1, 1);
       if (how == Spread::turned) fill(c * columns + p, 1, 1);
@@ -457,9 +463,9 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
             fill(q * columns + c, 1, 1);
       if (how == Spread::block) fill(p / 8 * 8 * columns + c / 4, columns, 8);
       if (how == Spread::run) fill(p * columns + c / std::max<int64_t>(1, width / columns), 1, 1);
-      if (how == Spread::row) fill((is_matmul(in) ? c % rows : p) * columns, 1, columns);
-      if (how == Spread::column) fill(c % columns, columns, rows);
-      if (how == Spread::all) fill(0, 1, rows * columns);
+      if (how == Spread::row) line(is_matmul(in) ? c % rows : p, columns, 1, columns);
+      if (how == Spread::column) line(c % columns, 1, columns, rows);
+      if (how == Spread::all) line(0, 0, 1, rows * columns);
     }
   }
   if (to.empty()) return map.mark(storages[r.storage], r);
@@ -508,6 +514,10 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
     const Role role = sp.operands[i].role;
     if (!o.is_tile() || (role != Role::write && role != Role::read_write)) continue;
     live_.use(o.access.storage);
+    if (in.opcode == Opcode::quantize_mx && i == 2) {  // beside scales of another tile: nothing but its own rows
+      const auto state = maps_[o.access.storage].query(storages[o.access.storage], o.access);
+      in.accumulate = state == InitMap::State::none ? Accumulate::overwrite : Accumulate::add;
+    }
     if (is_matmul(in) && in.accumulate == Accumulate::automatic && !in_loop) {
       const auto state = maps_[o.access.storage].query(storages[o.access.storage], o.access);
       if (state == InitMap::State::none) in.accumulate = Accumulate::overwrite;

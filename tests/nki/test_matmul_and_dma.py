@@ -147,8 +147,6 @@ def test_quantize_mx_and_matmul_mx(run, rng, monkeypatch):
         return q.reshape(p, -1), (e + 127).astype(np.uint8), (q.astype(np.float64) * scale).reshape(p, -1)
 
     def body(qa, sa, qb, sb, prod, x, y):
-        nisa.memset(sa, 0)
-        nisa.memset(sb, 0)
         for v, q, s in ((x, qa, sa), (y, qb, sb)):
             nisa.quantize_mx(q, v, s)
         psum = nl.ndarray((m, n), nl.float32, nl.psum)
@@ -166,10 +164,11 @@ def test_quantize_mx_and_matmul_mx(run, rng, monkeypatch):
         monkeypatch.setenv("TORCH_NEURON_MX_SCALE", mode)
         qa, sa, qb, _, got = run(body, outputs, a, b)
         (wa, ea, da), (wb, _, db) = reference(a, headroom), reference(b, headroom)
-        np.testing.assert_array_equal(qa, wa.view(np.uint32))
-        np.testing.assert_array_equal(qb, wb.view(np.uint32))
-        rows = [32 * (g // 4) + g % 4 for g in range(p // 8)]
-        np.testing.assert_array_equal(sa[rows], ea)
+        np.testing.assert_array_equal(qa, wa.view(nl.float8_e4m3fn_x4))
+        np.testing.assert_array_equal(qb, wb.view(nl.float8_e4m3fn_x4))
+        want = np.zeros((p, m), np.uint8)  # rows without a scale are 0
+        want[[32 * (g // 4) + g % 4 for g in range(p // 8)]] = ea
+        np.testing.assert_array_equal(sa, want)
         x, y = da.reshape(p, m, 4), db.reshape(p, n, 4)
         np.testing.assert_allclose(got, np.einsum("kml,knl->mn", x, y), rtol=1e-5, atol=1e-3)
 
@@ -244,7 +243,7 @@ def test_matmul_mx_fp4(run, rng):
     codes = rng.integers(0, 16, (32, 16, 4))
     table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
     words = (codes << np.array([0, 4, 8, 12])).sum(-1).astype(np.uint16)
-    x = words.view(np.dtype([("float4_e2m1fn_x4", "u2")]))
+    x = words.view(nl.float4_e2m1fn_x4)
     scale = rng.integers(120, 134, (4, 16), dtype=np.uint8)
 
     def body(o, v, s):

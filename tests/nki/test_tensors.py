@@ -1,5 +1,7 @@
 """Tensor views against NumPy's, step by step: the values a view shows are those of the same NumPy view."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -132,18 +134,53 @@ def test_assignment():
     np.testing.assert_array_equal(on_chip(X, body), want)
 
 
+PACKED = {"float8_e4m3fn_x4": np.uint32, "float8_e5m2_x4": np.uint32, "float4_e2m1fn_x4": np.uint16}
+
+
 def test_types_equal_the_numpy_types_of_their_names():
-    """Packed types are structured NumPy types, as arrays of them come from outside."""
-    names = ("float8_e4m3fn_x4", "float8_e5m2_x4", "float4_e2m1fn_x4")
-    packed = {n: np.dtype([(n, "u2" if "4_e" in n else "u4")]) for n in names}
-    for n in names:
+    for n in PACKED:
         t = getattr(nl, n)
-        assert [t == packed[m] for m in names] == [n == m for m in names]
-        assert [packed[m] != t for m in names] == [n != m for m in names]
-        assert packed[n] in [nl.float32, t] and packed[n] not in [nl.float32, nl.uint32]
-        assert t == n and hash(t) == hash(n)
+        assert [t == np.dtype(m) for m in PACKED] == [n == m for m in PACKED]
+        assert [np.dtype(m) != t for m in PACKED] == [n != m for m in PACKED]
+        assert np.dtype(n) in [nl.float32, t] and np.dtype(n) not in [nl.float32, nl.uint32]
+        assert t == n and hash(t) == hash(n) and str(np.dtype(n)) == n
     assert nl.bfloat16 == np.dtype("bfloat16") != nl.float16 and nl.float32 != np.dtype("int32")
     assert nl.int8 != 1
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_types_are_numpy_types(rng, name):
+    """Their elements are words: copied, compared, hashed and pickled as such, without arithmetic."""
+    word = PACKED[name]
+    words = rng.integers(0, 2 ** (8 * np.dtype(word).itemsize), (5, 7)).astype(word)
+    x = words.view(name)
+    assert x.dtype == name and x.itemsize == words.itemsize
+    for got, want in (
+        (x.T.copy(), words.T),
+        (np.concatenate([x, x], 1), np.concatenate([words, words], 1)),
+        (x[::2, ::-3].copy(), words[::2, ::-3]),
+        (pickle.loads(pickle.dumps(x)), words),
+        (np.array(x.tolist()), words),
+        (words.astype(name), words),
+        (x.astype(word), words),
+        (np.array(words.tolist(), name), words),
+        (x.byteswap(), words.byteswap()),
+    ):
+        np.testing.assert_array_equal(got.view(word), want)
+    assert not np.zeros(3, name).view(word).any() and (np.zeros(3, name) == np.array([0, 0, 0], name)).all()
+    y = x.copy()
+    y[1, 2] = int(x[1, 2]) ^ 1
+    assert np.argwhere(x != y).tolist() == [[1, 2]] and np.argwhere(~(x == y)).tolist() == [[1, 2]]
+    assert len({x[0, 0], x[0, 0].copy(), y[1, 2]}) == 2
+    assert repr(np.array([11], name)[0]) == f"0x{11:0{2 * words.itemsize}x}"
+    with pytest.raises(TypeError, match=f"{name}.*float32"):
+        x.astype(np.float32)
+    with pytest.raises(TypeError, match="add"):
+        x + x
+    with pytest.raises(OverflowError, match=f"bits of {name}"):
+        x[0, 0] = 1 << (8 * words.itemsize)
+    with pytest.raises(TypeError, match="float"):
+        x[0, 0] = 1.5
 
 
 def test_addresses_alias():

@@ -100,6 +100,8 @@ def parse_input(text: str, rng: np.random.Generator) -> object:
     shape, _, dtype = text.partition(":")
     sizes = tuple(int(n) for n in shape.split("x"))
     t = dtypes.dtype(dtype or "float32")
+    if dtypes.is_packed(t):
+        return rng.integers(0, 256, (*sizes[:-1], sizes[-1] * t.itemsize), np.uint8).view(t)
     values = rng.integers(0, 8, sizes) if dtypes.is_integer(t) else rng.standard_normal(sizes)
     return values.astype(dtypes.numpy_dtype(t))
 

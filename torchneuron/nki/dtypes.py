@@ -9,20 +9,10 @@ from .. import _core
 
 
 class DType(str):
-    """An element type; equal to its name and to the NumPy dtype of that name (of packed types: the structured one with
-    a single field of that name). Usable as a NumPy dtype where NumPy (with ml_dtypes) has the type."""
+    """An element type; equal to its name and to the NumPy dtype of that name. Usable as a NumPy dtype, but for
+    `tfloat32`: NumPy has the narrow floats from ml_dtypes, the packed types from this package."""
 
     __slots__ = ()
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, np.dtype) and other.names:
-            return other.names == (str(self),)
-        return str.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        equal = self == other
-        return equal if equal is NotImplemented else not equal
 
     @property
     def code(self) -> int:
@@ -74,16 +64,11 @@ ALL = (
 _BY_NAME = {str(t): t for t in ALL} | {alias: DType(name) for alias, name in _ALIASES.items() if name != "bool_"}
 _BY_NAME["bool_"] = bool_
 
-# Types that NumPy does not know, as arrays: one unsigned word per element.
-_WORDS = {tfloat32: np.float32, float8_e4m3fn_x4: np.uint32, float8_e5m2_x4: np.uint32, float4_e2m1fn_x4: np.uint16}
-
 
 def dtype(value: object) -> DType:
     """The NKI type for a DType, a name, a NumPy dtype or a torch dtype. TypeError for what NKI does not have."""
     if isinstance(value, DType):
         return value
-    if getattr(value, "names", None):  # NumPy's packed words: a structured type with one field of that name
-        value = value.names[0]
     name = value if isinstance(value, str) else str(value)
     found = _BY_NAME.get(name.rsplit(".", 1)[-1])
     if found is None and not name.startswith("torch."):
@@ -103,20 +88,24 @@ def stored(value: object, wide: bool) -> DType:
 
 
 def numpy_dtype(t: DType) -> np.dtype:
-    """The NumPy dtype that holds elements of t; packed types are unsigned words."""
-    if isinstance(t, Wide):
-        return np.dtype(np.float32)
-    return np.dtype(_WORDS[t]) if t in _WORDS else np.dtype(str(t))
+    """The NumPy dtype that holds elements of t."""
+    return np.dtype(np.float32 if isinstance(t, Wide) or t == tfloat32 else str(t))
 
 
 _INTS = {int8: (8, True), int16: (16, True), int32: (32, True), uint8: (8, False), uint16: (16, False),
          uint32: (32, False), bool_: (8, False)}  # fmt: skip
 _FP8 = (float8_e4m3, float8_e4m3fn, float8_e5m2)
+_PACKED = (float8_e4m3fn_x4, float8_e5m2_x4, float4_e2m1fn_x4)
 _NARROW = (float16, bfloat16, *_FP8)
 
 
 def is_integer(t: DType) -> bool:
     return t in _INTS
+
+
+def is_packed(t: DType) -> bool:
+    """Is an element a word of four?"""
+    return t in _PACKED
 
 
 def promote(a: DType, b: DType) -> DType:

@@ -1,22 +1,20 @@
 """Stand-in for a private package that nki-library's tests import: element types and casts."""
 
 import ml_dtypes
+import nki.language as nl
 import numpy as np
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 float8_e4m3 = np.dtype(ml_dtypes.float8_e4m3)
 float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
 float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
-float8_e5m2_x4 = np.dtype([("float8_e5m2_x4", "u4")])
-float8_e4m3fn_x4 = np.dtype([("float8_e4m3fn_x4", "u4")])
-float4_e2m1fn_x4 = np.dtype([("float4_e2m1fn_x4", "u2")])
+float8_e5m2_x4, float8_e4m3fn_x4 = np.dtype(nl.float8_e5m2_x4), np.dtype(nl.float8_e4m3fn_x4)
+float4_e2m1fn_x4 = np.dtype(nl.float4_e2m1fn_x4)
 _PACKED = {
     "float8_e5m2_x4": (float8_e5m2_x4, float8_e5m2),
     "float8_e4m3fn_x4": (float8_e4m3fn_x4, float8_e4m3fn),
     "float4_e2m1fn_x4": (float4_e2m1fn_x4, np.dtype(ml_dtypes.float4_e2m1fn)),
 }
-# Their names mean them to NumPy, as ml_dtypes has it for its types: np.dtype("float4_e2m1fn_x4").
-np.sctypeDict.update({name: packed for name, (packed, _) in _PACKED.items()})
 
 
 def _packed(d):
