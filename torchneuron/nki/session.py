@@ -167,6 +167,7 @@ class Session:
         self.core = _core.Core(self.program, program_id, rank)
         self.storages: list[weakref.ref[Storage] | Storage] = []
         self.sources: dict[tuple[str, int], int] = {}
+        self.places: dict[tuple[int, int], int] = {}  # the same by code object and instruction
         self.source_list: list[tuple[str, int]] = [("?", 0)]
         self.last_source = 0
         self.shared_count = 0
@@ -182,11 +183,14 @@ class Session:
         frame = sys._getframe(2)
         while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
             frame = frame.f_back
-        key = (frame.f_code.co_filename, frame.f_lineno)
-        number = self.sources.get(key)
+        place = (id(frame.f_code), frame.f_lasti)  # a line's number takes Python a search
+        number = self.places.get(place)
         if number is None:
-            number = self.sources[key] = len(self.source_list)
-            self.source_list.append(key)
+            self.keep.append(frame.f_code)
+            key = (frame.f_code.co_filename, frame.f_lineno)
+            number = self.places[place] = self.sources.setdefault(key, len(self.source_list))
+            if number == len(self.source_list):
+                self.source_list.append(key)
         self.last_source = number
         return number
 
