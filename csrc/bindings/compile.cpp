@@ -217,7 +217,7 @@ std::shared_ptr<const KernelLaunch> read_launch(const py::object& given) {
       launch->cores[i].constants.emplace_back(c.first, reinterpret_cast<const void*>(c.second));
     i++;
   }
-  launch->buffers = given["buffers"].cast<std::vector<int64_t>>();
+  launch->buffers = given["buffers"].cast<std::vector<std::pair<int64_t, bool>>>();
   for (auto r : given["results"].cast<py::sequence>()) {
     KernelLaunch::Result result{r["argument"].cast<int>(), 0, at::kByte, {}, {}, 0};
     if (result.argument < 0) {

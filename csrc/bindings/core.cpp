@@ -241,6 +241,7 @@ PYBIND11_MODULE(_core, m) {
       .def("follow_shared", [](Program& p) { p.shared_uses().follow(); })
       .def("set_check", [](Program& p, bool on) { p.tracker().check() = on; })
       .def("mark_written", [](Program& p, uint32_t s) { p.tracker().mark_all(s); })
+      .def("all_written", [](const Program& p, uint32_t s) { return p.tracker().map(s).everywhere(); })
       .def("__len__", [](const Program& p) { return p.instructions().size(); })
       .def("disassemble",
            [](const Program& p) {

@@ -2,6 +2,8 @@
 
 #include <ATen/Functions.h>
 
+#include <cstring>
+
 #include "runtime/profiler.h"
 
 namespace neuron {
@@ -40,7 +42,10 @@ void KernelStep::run(Frame& frame) const {
   begin_library_call(index_);
   std::vector<at::Tensor> buffers;
   const auto bytes = at::TensorOptions().dtype(at::kByte).device(c10::DeviceType::PrivateUse1, index_);
-  for (int64_t size : launch->buffers) buffers.push_back(at::empty({size}, bytes));
+  for (auto [size, cleared] : launch->buffers) {
+    buffers.push_back(at::empty({size}, bytes));
+    if (cleared) std::memset(buffers.back().mutable_data_ptr(), 0, size);
+  }
   const auto memory = [](const std::vector<at::Tensor>& list) {
     std::vector<void*> out;
     for (const at::Tensor& t : list) out.push_back(t.mutable_data_ptr());

@@ -19,7 +19,7 @@ struct KernelLaunch {
     int64_t offset;
   };
   std::vector<LaunchedCore> cores;
-  std::vector<int64_t> buffers;  // bytes
+  std::vector<std::pair<int64_t, bool>> buffers;  // bytes, whether they are 0 at first
   std::vector<Result> results;
   std::shared_ptr<void> keep;  // what the pointers point into
 };

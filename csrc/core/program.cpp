@@ -425,7 +425,7 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
   const Access& r = in.operand(operand).access;
   InitMap& map = maps_[r.storage];
   writer_[r.storage] = in.source;
-  if (r.is_dynamic()) return map.mark_all();  // where it wrote is known at run time only
+  if (r.is_dynamic()) return map.mark_somewhere();  // where it wrote is known at run time only
   std::vector<uint8_t> to;
   for (size_t i : without_value) {
     const Spread how = spread(in, i, operand);

@@ -151,12 +151,14 @@ class InitMap {
   std::vector<uint8_t> flags(const Storage& s, const Access& a) const;
   void assign(const Storage& s, const Access& a, const std::vector<uint8_t>& flags);
   void mark_all() { full_ = true, bytes_.clear(); }
+  void mark_somewhere() { everywhere_ = everywhere_ && full_, mark_all(); }  // counts as all from now on
+  bool everywhere() const { return everywhere_ && full_; }                   // is every byte known to be written?
   bool written(int64_t byte) const { return full_ || (!bytes_.empty() && bytes_[byte]); }
   int64_t first_garbage() const;
 
  private:
   int64_t rows_ = 0, row_bytes_ = 0, values_ = 0;
-  bool full_ = false;
+  bool full_ = false, everywhere_ = true;
   bool has_garbage_ = false;
   std::vector<uint8_t> bytes_;  // made at the first partial write
 };

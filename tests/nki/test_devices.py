@@ -59,6 +59,44 @@ def test_arguments_change_in_place(device, transposed):
         assert t.cpu().unique().tolist() == [5.0]
 
 
+@nki.jit
+def first_rows(x):
+    """The first half of x's rows, at their place."""
+    out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    n = x.shape[0] // 2 // nl.num_programs()
+    rows = nl.ds(nl.program_id(0) * n, n)
+    nl.store(out[rows], nl.load(x[rows]))
+    return out
+
+
+@nki.jit
+def scattered(x):
+    """The same by their numbers, which are known when the kernel runs only."""
+    n, columns = x.shape[0] // 2, x.shape[1]
+    out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    numbers, t = nl.ndarray((n, 1), nl.int32), nl.load(x[:n])
+    nisa.iota(numbers, [[0, 1]], channel_multiplier=1)
+    nisa.dma_copy(out.ap([[columns, n], [1, columns]], vector_offset=numbers), t)
+    return out
+
+
+@pytest.mark.parametrize(
+    "device, way",
+    [("cpu", "traced"), ("cpu", "step"), ("neuron", "traced"), ("neuron", "step"), ("neuron", "compiled")],
+)
+@pytest.mark.parametrize("kernel", [first_rows, first_rows[2], scattered], ids=["rows", "two cores", "scatter"])
+def test_what_a_kernel_does_not_write_is_0(device, way, kernel):
+    run = {"traced": kernel, "step": nki.simulate(kernel)}.get(way) or torch.compile(
+        lambda x: kernel(x) + 0, backend="neuron", fullgraph=True
+    )
+    x = torch.rand(64, 40, device=device)
+    expected = torch.cat([x[:32], torch.zeros_like(x[32:])]).cpu()
+    for _ in range(3):
+        used = [torch.full((64, 40), 7.0, device=device) for _ in range(8)]
+        del used  # what is free now holds 7
+        assert torch.equal(run(x).cpu(), expected)
+
+
 def test_launches_follow_their_stream():
     x = torch.zeros(64, 8, device="neuron")
     with torch.neuron.stream(torch.neuron.Stream()):

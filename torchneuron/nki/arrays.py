@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
 import enum
 import math
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import dtypes
-from .session import _bytes
+from .session import new_bytes
 from .tensor import NkiTensor
 
 
@@ -87,13 +88,15 @@ class Output:
         self.bytes = math.prod(t.storage.shape) * t.storage.dtype.itemsize
 
 
-def new_memory(like: object, size: int) -> tuple[object, int]:
-    """Uninitialised bytes of the same kind and device as `like` (None: NumPy), and their address."""
+def new_memory(like: object, size: int, cleared: bool) -> tuple[object, int]:
+    """Bytes, 0 if `cleared`, of the same kind and device as `like` (None: NumPy), and their address."""
     if is_torch(like):
         torch = _torch()
         memory = torch.empty(size, dtype=torch.uint8, device=like.device)
+        if cleared:  # now, not when the stream comes to it
+            ctypes.memset(memory.data_ptr(), 0, size)
         return memory, memory.data_ptr()
-    memory = _bytes(size)
+    memory = new_bytes(size, cleared)
     return memory, memory.ctypes.data
 
 

@@ -39,7 +39,8 @@ class Traced:
     programs: list[_core.Program]
     inputs: list[list[int]]  # per core: storage of each array argument
     written: list[int]  # arguments that the kernel writes
-    internal: list[list[tuple[int, int, object]]]  # per core: HBM storages (id, bytes, shared key or None)
+    # Per core: HBM storages (id, bytes, whether they are 0 at first, shared key or None).
+    internal: list[list[tuple[int, int, bool, object]]]
     constants: list[list[tuple[int, object]]]  # per core: storages with values of their own
     result: object  # the kernel's result with Output or an argument's number in place of tensors
     sessions: list[Session]
@@ -187,7 +188,9 @@ class Kernel:
                     constants.append((s.id, s.array))
                     continue
                 shared = s.buffer is shared_hbm
-                internal.append((s.id, s.array.size, ("shared", s.name if s.named else count) if shared else None))
+                key = ("shared", s.name if s.named else count) if shared else None
+                cleared = (shared and self.lnc > 1) or not session.program.all_written(s.id)
+                internal.append((s.id, s.array.size, cleared, key))
                 count += shared
             traced.internal.append(internal)
             traced.constants.append(constants)
@@ -215,10 +218,10 @@ class Kernel:
             c = _core.Core(program, core, 0)
             for storage, x in zip(traced.inputs[core], given):
                 c.bind(storage, x.pointer)
-            for storage, size, key in traced.internal[core]:
+            for storage, size, cleared, key in traced.internal[core]:
                 memory = shared.get(key) if key is not None else None
                 if memory is None:
-                    memory = arrays.new_memory(like, size)
+                    memory = arrays.new_memory(like, size, cleared)
                     if key is not None:
                         shared[key] = memory
                 keep.append(memory)
@@ -244,7 +247,7 @@ class Kernel:
         """The launch on these torch tensors as numbers, for who runs it without Python. None if it has to be called.
 
         cores: address of each core's program, storage of each tensor, (storage, buffer) pairs, (storage, address) pairs
-        of constants; buffers: sizes in bytes; results: which argument, or buffer, torch dtype, sizes, strides and
+        of constants; buffers: bytes and whether they are 0 at first; results: which argument, or buffer, torch dtype, sizes, strides and
         offset in elements; keep: the owner of what the addresses point to.
         """
         if self.step or env.NKI_SIMULATOR.get():
@@ -258,16 +261,16 @@ class Kernel:
             isinstance(r, _Argument) or (isinstance(r, arrays.Output) and r.storage not in constants) for r in results
         ):
             return None
-        sizes: list[int] = []
+        made: list[tuple[int, bool]] = []
         shared: dict[object, int] = {}
         cores, first = [], {}
         for core, program in enumerate(traced.programs):
             buffers = []
-            for storage, size, key in traced.internal[core]:
+            for storage, size, cleared, key in traced.internal[core]:
                 number = shared.get(key) if key is not None else None
                 if number is None:
-                    number = len(sizes)
-                    sizes.append(size)
+                    number = len(made)
+                    made.append((size, cleared))
                     if key is not None:
                         shared[key] = number
                 buffers.append((storage, number))
@@ -281,7 +284,7 @@ class Kernel:
                     "constants": constants,
                 }
             )
-        return {"cores": cores, "buffers": sizes, "results": [_plain(r, first) for r in results], "keep": traced}
+        return {"cores": cores, "buffers": made, "results": [_plain(r, first) for r in results], "keep": traced}
 
 
 def _plain(result: arrays.Output | _Argument, buffers: dict[int, int]) -> dict:

@@ -267,13 +267,14 @@ class Session:
             )
 
     def _hbm(self, size: int, buffer: Buffer, name: str) -> np.ndarray:
+        """Memory of a tensor that the kernel makes: 0 where it writes nothing."""
         if buffer is not shared_hbm or self.launch.lnc == 1:
-            return _bytes(size)
+            return new_bytes(size, True)
         key = (self.rank, name or self.shared_count, size)
         self.shared_count += not name
         with self.launch.condition:
             if key not in self.launch.shared:
-                self.launch.shared[key] = _bytes(size)
+                self.launch.shared[key] = new_bytes(size, True)
             return self.launch.shared[key]
 
     def finish(self, results: Iterable[int]) -> None:
@@ -325,9 +326,9 @@ def _release(core: _core.Core, storage: int) -> None:
     core.release(storage)
 
 
-def _bytes(size: int) -> np.ndarray:
-    """Uninitialised memory, aligned to a cache line."""
-    raw = np.empty(size + 64, np.uint8)
+def new_bytes(size: int, cleared: bool) -> np.ndarray:
+    """Memory, aligned to a cache line; not cleared: it holds anything."""
+    raw = (np.zeros if cleared else np.empty)(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size]
 
