@@ -247,8 +247,8 @@ class Kernel:
         """The launch on these torch tensors as numbers, for who runs it without Python. None if it has to be called.
 
         cores: address of each core's program, storage of each tensor, (storage, buffer) pairs, (storage, address) pairs
-        of constants; buffers: bytes and whether they are 0 at first; results: which argument, or buffer, torch dtype, sizes, strides and
-        offset in elements; keep: the owner of what the addresses point to.
+        of constants; buffers: bytes and whether they are 0 at first; results: which argument, or buffer, torch dtype,
+        sizes, strides and offset in elements; keep: the owner of what the addresses point to.
         """
         if self.step or env.NKI_SIMULATOR.get():
             return None
