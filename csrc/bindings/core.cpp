@@ -85,6 +85,7 @@ bool step(PyCore& c, int opcode, int engine, const py::tuple& operands, const py
     return true;
   }
   py::gil_scoped_release unlocked;
+  if (in.unwritten) c.program->tracker().settle(c.program->storages(), in, c.core.leave_out(in));
   c.core.execute(in);
   return false;
 }
@@ -233,10 +234,8 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "check_capacity",
           [](Program& p, int64_t sbuf_bytes) { Program::check_capacity(p.storages(), p.tracker().live(), sbuf_bytes); })
-      .def("check_results",
-           [](const Program& p, const std::vector<uint32_t>& results) {
-             p.tracker().check_results(p.storages(), results);
-           })
+      .def("check_results", [](Program& p, const std::vector<uint32_t>& results) { p.check_results(results); })
+      .def_property_readonly("proves_unwritten_rows", &Program::proves_unwritten_rows)
       .def("first_read", [](const Program& p) { return p.tracker().first_read(p.storages()); })
       .def("follow_shared", [](Program& p) { p.shared_uses().follow(); })
       .def("set_check", [](Program& p, bool on) { p.tracker().check() = on; })

@@ -90,6 +90,21 @@ const int32_t* load_int(const View& v, int64_t row, int64_t begin, int64_t n, in
   return to;
 }
 
+// Is a row 0, of either sign?
+bool is_zero(const View& v, int64_t row) {
+  const int64_t item = size_of(v.dtype);
+  const bool four = v.dtype == Dtype::float4_e2m1fn_x4, packed = is_packed(v.dtype);
+  bool zero = true;
+  for_runs(v, row, 0, v.free, [&](const char* p, int64_t stride, int64_t n) {
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t b = 0; b < item; ++b) {
+        const int signs = four ? 0x88 : packed || b == item - 1 ? 0x80 : 0;
+        zero = zero && !(p[i * stride + b] & ~signs & 0xff);
+      }
+  });
+  return zero;
+}
+
 float* target(const View& v, int64_t row, int64_t begin, float* fallback) {
   const bool direct = v.contiguous && v.dtype == Dtype::float32 && !v.discard;
   return direct ? reinterpret_cast<float*>(v.row(row)) + begin : fallback;
@@ -1677,9 +1692,24 @@ Core::Call Core::resolve(const Instruction& in, Lane* lane) {
   return c;
 }
 
+bool Core::leave_out(const Instruction& in) {
+  for (const UnwrittenRows::Row& r : in.unwritten->rows) {
+    const View other = view(in.operand(r.operand % 2 ? 2 : 1)), own = view(in.operand(r.operand));
+    for (int64_t k = r.begin; k < r.end; ++k)
+      if (!is_zero(other, k)) return false;
+    for_runs(own, r.row, 0, own.free, [&](char* p, int64_t stride, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) std::memset(p + i * stride, 0, size_of(own.dtype));
+    });
+  }
+  return true;
+}
+
 void Core::execute(const Instruction& in) { execute(in, nullptr); }
 
 void Core::execute(const Instruction& in, Lane* lane) {
+  if (in.unwritten && program_.proves_unwritten_rows() && !leave_out(in))
+    throw UninitialisedRead(in.unwritten->text + "; " + std::string(in.spec().name) + " @" + std::to_string(in.source) +
+                            " multiplies it by something else than 0, and a result depends on it");
   const auto f = Semantics::body(in.opcode);
   if (!f) {
     if (in.opcode == Opcode::register_move) {

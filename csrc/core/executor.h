@@ -69,6 +69,8 @@ class Core {
   void release(uint32_t storage) { buffers_[storage] = {}; }
 
   void execute(const Instruction& instruction);  // everything but control flow and rendezvous
+  // Clears a matmul's unwritten rows. False: they do harm.
+  bool leave_out(const Instruction& instruction);
 
   // Runs the sealed program up to its end, the next rendezvous, or a write that other cores see.
   enum class State { finished, waiting, ready };

@@ -155,16 +155,17 @@ int64_t InitMap::first_without_value(const Storage& s, const Access& a) const {
       const void* p = std::memchr(b, what, end - b);
       return p ? static_cast<const uint8_t*>(p) : end;
     };
-    const uint8_t* first = has_garbage_ ? std::min(find(unwritten), find(garbage)) : find(unwritten);
+    const uint8_t* first = find(unwritten);
+    if (has_garbage_) first = std::min({first, find(doubtful), find(garbage)});
     if (first != end) found = first - bytes_.data();
     return first == end;
   });
   return found;
 }
 
-int64_t InitMap::first_garbage() const {
+int64_t InitMap::first(Byte what) const {
   if (!has_garbage_ || full_) return -1;
-  const void* p = std::memchr(bytes_.data(), garbage, bytes_.size());
+  const void* p = std::memchr(bytes_.data(), what, bytes_.size());
   return p ? static_cast<const uint8_t*>(p) - bytes_.data() : -1;
 }
 
@@ -216,7 +217,7 @@ void InitMap::assign(const Storage& s, const Access& a, const std::vector<uint8_
         uint8_t& b = bytes_[row * row_bytes_ + at + i + j];
         values_ += (flags[next] == value) - (b == value);
         b = flags[next];
-        has_garbage_ |= b == garbage;
+        has_garbage_ |= b == garbage || b == doubtful;
       }
     return true;
   });
@@ -401,6 +402,13 @@ std::string Tracker::describe(const std::vector<Storage>& storages, const Read& 
   return out.str();
 }
 
+// Where the garbage comes from that is at a byte of what the access reads.
+Tracker::Origin Tracker::origin(const Instruction& in, const Access& a, std::string_view operand, int64_t at) const {
+  const uint32_t s = a.storage;
+  if (maps_[s].written(at) && origin_[s]) return origin_[s];
+  return std::make_shared<Read>(in.opcode, operand, s, in.source, writer_[s], a.dtype, at);
+}
+
 // Where the garbage comes from that a read of the access gives; null: it gives values.
 Tracker::Origin Tracker::read(const std::vector<Storage>& storages, const Instruction& in, const Access& a,
                               std::string_view operand, bool must_be_value) {
@@ -409,14 +417,49 @@ Tracker::Origin Tracker::read(const std::vector<Storage>& storages, const Instru
   const InitMap& map = maps_[a.storage];
   const int64_t at = map.first_without_value(storages[a.storage], a);
   if (at < 0) return nullptr;
-  Origin origin = map.written(at) ? origin_[a.storage] : nullptr;
-  if (!origin) {
-    const auto writer = writer_[a.storage];
-    origin = std::make_shared<Read>(in.opcode, operand, a.storage, in.source, writer, a.dtype, at);
-  }
+  const Origin found = origin(in, a, operand, at);
   if (must_be_value || map.query(storages[a.storage], a) == InitMap::State::none)
-    throw UninitialisedRead(describe(storages, *origin));
-  return origin;
+    throw UninitialisedRead(describe(storages, *found));
+  return found;
+}
+
+// Null: there are none, or the product is garbage whatever the other factor holds.
+std::shared_ptr<const UnwrittenRows> Tracker::unwritten_rows(const std::vector<Storage>& storages,
+                                                             const Instruction& in, Origin& found) const {
+  if (!check_ || !is_matmul(in) || in.transpose) return nullptr;
+  const int64_t rows = in.operand(1).access.partitions();
+  auto out = std::make_shared<UnwrittenRows>();
+  std::vector<uint8_t> factors(rows, 0);  // that hold nothing, in bits
+  for (size_t f = 0; f < 2; ++f) {
+    for (size_t i = f + 1; i < in.operands.size(); i += 2) {
+      const int64_t group = i > 2 ? 8 : 1;  // rows that a row of the operand stands for
+      int64_t row = 0;
+      for (const Access& a : parts_read(in, i)) {
+        const InitMap& map = maps_[a.storage];
+        const int64_t at = a.is_dynamic() ? -1 : map.first_without_value(storages[a.storage], a);
+        const int64_t count = a.partitions(), width = a.free_size();
+        if (at >= 0) {
+          const auto flags = map.flags(storages[a.storage], a);
+          for (int64_t r = 0; r < count; ++r) {
+            const int64_t values =
+                std::count(flags.begin() + r * width, flags.begin() + (r + 1) * width, InitMap::value);
+            if (values == width) continue;
+            if (values) return nullptr;  // some columns of the product are right without it
+            const int64_t begin = (row + r) * group, end = std::min(rows, begin + group);
+            out->rows.push_back({static_cast<uint8_t>(i), group > 1 ? scale_row(rows, row + r) : r, begin, end});
+            for (int64_t k = begin; k < end; ++k) factors[k] |= 1 << f;
+          }
+          if (!found) found = origin(in, a, in.spec().operands[i].name, at);
+        }
+        row += count;
+      }
+    }
+  }
+  if (out->rows.empty() || std::find(factors.begin(), factors.end(), 3) != factors.end() ||
+      std::find(factors.begin(), factors.end(), 0) == factors.end())
+    return nullptr;
+  out->text = describe(storages, *found);
+  return out;
 }
 
 // Notes what an operand holds after the instruction. without_value: inputs that do not hold values only.
@@ -427,6 +470,7 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
   writer_[r.storage] = in.source;
   if (r.is_dynamic()) return map.mark_somewhere();  // where it wrote is known at run time only
   std::vector<uint8_t> to;
+  bool certain = false;  // that some of it is garbage
   for (size_t i : without_value) {
     const Spread how = spread(in, i, operand);
     const Access& a = in.operand(i).access;
@@ -443,11 +487,14 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
     std::vector<uint8_t> full;  // rows or columns that are filled, and with what
     for (int64_t e = 0; e < static_cast<int64_t>(from.size()); ++e) {
       if (from[e] == InitMap::value || (keep && from[e] == InitMap::unwritten)) continue;
-      const uint8_t f = moves(in) && on ? from[e] : static_cast<uint8_t>(InitMap::garbage);
+      const bool stays = (moves(in) && on) || from[e] == InitMap::doubtful;
+      const uint8_t f = stays ? from[e] : static_cast<uint8_t>(InitMap::garbage);
+      certain = certain || f == InitMap::garbage;
       const int64_t p = e / width, c = e % width;
       auto fill = [&](int64_t first, int64_t step, int64_t count) {
         for (int64_t k = 0; k < count; ++k)
-          if (const int64_t at = first + k * step; at < static_cast<int64_t>(to.size())) to[at] = f;
+          if (const int64_t at = first + k * step; at < static_cast<int64_t>(to.size()))
+            to[at] = to[at] == InitMap::garbage ? to[at] : f;
       };
       auto line = [&](int64_t which, int64_t pitch, int64_t step, int64_t count) {  // once each, or it is quadratic
         if (full.empty()) full.assign(r.elements(), 0);
@@ -468,10 +515,22 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
       if (how == Spread::all) line(0, 0, 1, rows * columns);
     }
   }
+  if (in.unwritten) {
+    to.resize(r.elements(), InitMap::value);
+    std::replace(to.begin(), to.end(), static_cast<uint8_t>(InitMap::value), static_cast<uint8_t>(InitMap::doubtful));
+  }
   if (to.empty()) return map.mark(storages[r.storage], r);
   map.assign(storages[r.storage], r, to);
   origin_[r.storage] = origin;
-  if (!moves(in) && !first_) first_ = origin;
+  if (certain && !moves(in) && !first_) first_ = origin;
+}
+
+void Tracker::settle(const std::vector<Storage>& storages, const Instruction& in, bool harmless) {
+  const Access& r = in.operand(0).access;
+  auto flags = maps_[r.storage].flags(storages[r.storage], r);
+  const auto is = static_cast<uint8_t>(harmless ? InitMap::value : InitMap::garbage);
+  std::replace(flags.begin(), flags.end(), static_cast<uint8_t>(InitMap::doubtful), is);
+  maps_[r.storage].assign(storages[r.storage], r, flags);
 }
 
 void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool in_loop) {
@@ -485,15 +544,23 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
   }
   std::vector<size_t> without_value;
   Origin origin;
+  in.unwritten = unwritten_rows(storages, in, origin);
+  if (!in.unwritten) origin = nullptr;
   for (size_t i = 0; i < in.operands.size(); ++i) {
     const Operand& o = in.operands[i];
     if (!o.is_tile()) continue;
     const Role role = sp.operands[i].role;
+    if (in.unwritten && i > 0) {
+      live_.use(o.access.storage);
+      continue;
+    }
     if (o.access.index) read(storages, in, *o.access.index, "index", true);
     if (role == Role::write || in.opcode == Opcode::core_barrier) continue;
     if (role == Role::read_write && !(is_matmul(in) && in.accumulate == Accumulate::add)) {
       // What a read-modify-write keeps may be garbage; only a matmul's sum is computed from it.
-      if (is_matmul(in) && in.accumulate == Accumulate::automatic && maps_[o.access.storage].first_garbage() >= 0) {
+      const InitMap& map = maps_[o.access.storage];
+      if (is_matmul(in) && in.accumulate == Accumulate::automatic &&
+          (map.first(InitMap::garbage) >= 0 || map.first(InitMap::doubtful) >= 0)) {
         without_value.push_back(i);
         origin = origin ? origin : origin_[o.access.storage];
       }
@@ -527,12 +594,16 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
   }
 }
 
-void Tracker::check_results(const std::vector<Storage>& storages, const std::vector<uint32_t>& results) const {
-  if (!check_) return;
-  for (uint32_t r : results)
-    if (maps_[r].first_garbage() >= 0)
+bool Tracker::check_results(const std::vector<Storage>& storages, const std::vector<uint32_t>& results) const {
+  bool doubt = false;
+  for (uint32_t r : results) {
+    if (!check_) break;
+    doubt = doubt || maps_[r].first(InitMap::doubtful) >= 0;
+    if (maps_[r].first(InitMap::garbage) >= 0)
       throw UninitialisedRead(describe(storages, *origin_[r]) + "; it reaches the result " + storages[r].name +
                               ", last written @" + std::to_string(writer_[r]));
+  }
+  return doubt;
 }
 
 std::string Tracker::first_read(const std::vector<Storage>& storages) const {
@@ -569,6 +640,7 @@ void Program::follow(Instruction& in, bool in_loop) {
 
 void Program::seal(bool several) {
   if (!open_loops_.empty()) throw Error("a loop has no end");
+  proves_ = proves_ || several;  // another core's result may depend on it
   plan_ = make_plan(*this, several);
 }
 

@@ -72,6 +72,18 @@ struct Bound {  // of a loop: a register or a number
   int64_t value = 0;
 };
 
+// Rows of a matmul's factors that hold what nothing wrote, or was computed from such. The product is right if the other
+// factor is 0 there: kernels pad so.
+struct UnwrittenRows {
+  struct Row {
+    uint8_t operand;     // a factor or its scale
+    int64_t row;         // of the operand
+    int64_t begin, end;  // rows of the factors that it means
+  };
+  std::vector<Row> rows;
+  std::string text;  // which read it is
+};
+
 struct Instruction {
   Opcode opcode = Opcode::memset;
   Engine engine = Engine::unknown;
@@ -93,8 +105,9 @@ struct Instruction {
   int reg = -1;
   std::vector<int64_t> list;  // index pattern, shuffle mask, replica groups
   std::vector<Operand> operands;
-  uint32_t source = 0;  // line of the kernel
-  uint32_t match = 0;   // loops: the other end
+  std::shared_ptr<const UnwrittenRows> unwritten;  // set by the tracker
+  uint32_t source = 0;                             // line of the kernel
+  uint32_t match = 0;                              // loops: the other end
 
   const InstructionSpec& spec() const { return neuron::spec(opcode); }
   const Operand& operand(int i) const { return operands[i]; }
@@ -137,7 +150,7 @@ class LiveRanges {
 // written).
 class InitMap {
  public:
-  enum Byte : uint8_t { unwritten, value, garbage };
+  enum Byte : uint8_t { unwritten, value, doubtful, garbage };  // doubtful: a value if UnwrittenRows do no harm
   enum class State : uint8_t { none, some, all };
 
   InitMap() = default;
@@ -154,12 +167,12 @@ class InitMap {
   void mark_somewhere() { everywhere_ = everywhere_ && full_, mark_all(); }  // counts as all from now on
   bool everywhere() const { return everywhere_ && full_; }                   // is every byte known to be written?
   bool written(int64_t byte) const { return full_ || (!bytes_.empty() && bytes_[byte]); }
-  int64_t first_garbage() const;
+  int64_t first(Byte what) const;  // linear address, -1: none; what: doubtful or garbage
 
  private:
   int64_t rows_ = 0, row_bytes_ = 0, values_ = 0;
   bool full_ = false, everywhere_ = true;
-  bool has_garbage_ = false;
+  bool has_garbage_ = false;    // or something doubtful
   std::vector<uint8_t> bytes_;  // made at the first partial write
 };
 
@@ -173,8 +186,10 @@ class Tracker {
   void mark_all(uint32_t storage) { maps_[storage].mark_all(); }
   // Throws UninitialisedRead. Resolves `accumulate` when it is the same for all elements.
   void visit(const std::vector<Storage>& storages, Instruction& instruction, bool in_loop);
-  // Throws UninitialisedRead if one of these buffers holds garbage.
-  void check_results(const std::vector<Storage>& storages, const std::vector<uint32_t>& results) const;
+  // Says whether a matmul's unwritten rows did no harm.
+  void settle(const std::vector<Storage>& storages, const Instruction& in, bool harmless);
+  // Throws UninitialisedRead if one of these buffers holds garbage. True: one holds something doubtful.
+  bool check_results(const std::vector<Storage>& storages, const std::vector<uint32_t>& results) const;
   // The first read of something unwritten that a computation used; empty: none.
   std::string first_read(const std::vector<Storage>& storages) const;
   LiveRanges& live() { return live_; }
@@ -195,6 +210,9 @@ class Tracker {
   std::string describe(const std::vector<Storage>& storages, const Read& read) const;
   Origin read(const std::vector<Storage>& storages, const Instruction& in, const Access& a, std::string_view operand,
               bool must_be_value);
+  Origin origin(const Instruction& in, const Access& a, std::string_view operand, int64_t at) const;
+  std::shared_ptr<const UnwrittenRows> unwritten_rows(const std::vector<Storage>& storages, const Instruction& in,
+                                                      Origin& origin) const;
   void write(const std::vector<Storage>& storages, const Instruction& in, size_t operand,
              const std::vector<size_t>& without_value, const Origin& origin);
 
@@ -218,6 +236,8 @@ class Program {
   // Notes what an instruction does to memory: append does so, and who runs it at once instead.
   void follow(Instruction& instruction, bool in_loop);
 
+  // Throws UninitialisedRead if one of these buffers holds garbage.
+  void check_results(const std::vector<uint32_t>& results) { proves_ = tracker_.check_results(storages_, results); }
   // After the last instruction: makes the plan that the executor follows (see plan.h). several: other cores run too.
   void seal(bool several = false);
 
@@ -229,6 +249,8 @@ class Program {
   std::vector<Instruction>& instructions() { return instructions_; }
   const std::vector<Instruction>& instructions() const { return instructions_; }
   const Plan& plan() const { return plan_; }
+  // Whether results depend on it that matmuls' unwritten rows do no harm: then each is looked at when it runs.
+  bool proves_unwritten_rows() const { return proves_; }
   int registers() const { return registers_; }
   int generation() const { return generation_; }
   Tracker& tracker() { return tracker_; }
@@ -244,6 +266,7 @@ class Program {
  private:
   int generation_;
   int registers_ = 0;
+  bool proves_ = false;
   std::vector<Storage> storages_;
   std::vector<Instruction> instructions_;
   Plan plan_;

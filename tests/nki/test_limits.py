@@ -1,6 +1,7 @@
 """Violated limits are typed errors that name instruction, operand, limit and the kernel's line."""
 
 import inspect
+import warnings
 
 import numpy as np
 import pytest
@@ -275,6 +276,70 @@ def test_what_is_computed_from_nothing_may_not_reach_a_result(then, way):
 def test_what_no_result_depends_on_is_a_warning(then, way):
     with pytest.warns(nki.NkiUninitialisedReadWarning, match="partition 64.*no result"):
         way(half_written(DOES_NOT_REACH[then]))(X)
+
+
+def poison():
+    """A kernel that leaves NaN where later ones have what they never write."""
+
+    def k(x):
+        for _ in range(16):
+            nisa.memset(t := nl.ndarray((128, 2048), nl.float32), np.nan)
+            nisa.tensor_copy(t, t)
+        return x
+
+    for way in (nki.simulate, nki.jit):
+        way(k)(X)
+
+
+def padded(kind, pad):
+    """A kernel whose matmul goes over 128 partitions, though only 96 of the first factor are written. The second one
+    has 0 there: by pad, a memset, or as it is given."""
+
+    def k(x, y):
+        out = nl.ndarray((32, 40), nl.float32, nl.shared_hbm)
+        p = nl.ndarray((32, 40), nl.float32, nl.psum)
+        a, b = (nl.ndarray((128, v.shape[1]), v.dtype) for v in (x, y))
+        nisa.dma_copy(a[0:96], x)
+        if pad:
+            nisa.memset(b[96:128], 0)
+        nisa.dma_copy(b[0 : y.shape[0]], y)
+        nisa.tensor_scalar(a, a, nl.multiply, 2.0)
+        if kind == "mx":
+            q = [nl.ndarray((128, v.shape[1] // 4), nl.float8_e4m3fn_x4) for v in (x, y)]
+            s = [nl.ndarray((128, v.shape[1] // 4), nl.uint8) for v in (x, y)]
+            nisa.quantize_mx(q[0], a, s[0])
+            nisa.quantize_mx(q[1], b, s[1])
+            nisa.nc_matmul_mx(p, q[0], q[1], s[0], s[1])
+        elif kind == "moving":
+            nisa.nc_matmul(t := nl.ndarray((40, 32), nl.float32, nl.psum), b, a)
+            nisa.nc_transpose(p, nl.copy(t))
+        else:
+            nisa.nc_matmul(p, a, b)
+            nisa.nc_matmul(p, a, b, accumulate=True)
+            nisa.nc_matmul(p, a, b, accumulate=False)
+        nl.store(out, nl.copy(p))
+        return out
+
+    return k
+
+
+@pytest.mark.parametrize("way", [nki.simulate, nki.jit])
+@pytest.mark.parametrize("kind", ["stationary", "moving", "mx"])
+def test_unwritten_rows_of_a_matmul_do_no_harm_beside_zeros(kind, way, rng, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    lanes = 4 if kind == "mx" else 1
+    x, y = (rng.integers(-4, 5, (96, n * lanes)).astype("bfloat16") for n in (32, 40))
+    want = np.einsum("kml,knl->mn", *(v.astype(F32).reshape(96, -1, lanes) for v in (2 * x, y)))
+    poison()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nki.NkiUninitialisedReadWarning)  # a computation reads them, too
+        np.testing.assert_array_equal(way(padded(kind, True))(x, y), want)
+        zeros = np.zeros((32, y.shape[1]), y.dtype)
+        run = way(padded(kind, False))
+        np.testing.assert_array_equal(run(x, np.concatenate([y, zeros])), want)
+    zeros[5, 7] = 1  # the same program, other values
+    with pytest.raises(nki.NkiUninitialisedReadError, match="partition 96, element 0 was never written.*result"):
+        run(x, np.concatenate([y, zeros]))
 
 
 def test_a_tile_made_again_is_uninitialised_again():

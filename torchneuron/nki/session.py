@@ -286,7 +286,7 @@ class Session:
             self.program.check_results(sorted(results))
         except _core.Error as e:
             raise self.error(e, 0) from None
-        if unused := self.program.first_read():
+        if not self.program.proves_unwritten_rows and (unused := self.program.first_read()):
             text = errors.with_places(unused, self.locate)
             warnings.warn(f"{text}; no result depends on it", errors.NkiUninitialisedReadWarning, stacklevel=2)
 
