@@ -1905,7 +1905,7 @@ void Core::run_rows(const CodeSegment& segment, Lane* lane) {
     std::vector<ResolvedStep> resolved;
     resolved.reserve(steps.size());
     for (const RowStep& s : steps)
-      resolved.push_back({&s, resolve(s.to), resolve(s.a), resolve(s.b), resolve(s.c), resolve(s.sum)});
+      resolved.push_back({&s, resolve(s.to), resolve(s.a), resolve(s.b), resolve(s.c), resolve(s.d), resolve(s.sum)});
     run_row_steps(groups, resolved, begin, end);
   };
   int64_t work = 0, first = kPartitions, last = 0;

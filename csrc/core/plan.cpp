@@ -67,6 +67,7 @@ class Planner {
     }
     cut_segments();
     keep_rows();
+    merge_steps();
     place_buffers();
     return std::move(plan_);
   }
@@ -590,7 +591,7 @@ class Planner {
     plan_.row_offset.assign(storages_.size(), -1);
     for (const RowStep& s : plan_.steps) {
       plan_.line_bytes = std::max<int64_t>(plan_.line_bytes, (s.whole ? s.n * s.count : std::min(s.n, kChunk)) * 4);
-      for (const RowOperand* o : {&s.to, &s.a, &s.b, &s.c, &s.sum})
+      for (const RowOperand* o : {&s.to, &s.a, &s.b, &s.c, &s.d, &s.sum})
         if (o->place == RowOperand::Place::line) plan_.lines = std::max<int64_t>(plan_.lines, o->storage + 1);
     }
     plan_.line_bytes = (plan_.line_bytes + 63) / 64 * 64;
@@ -615,6 +616,19 @@ class Planner {
       used[home[s]] += (storages_[s].row_bytes + 63) / 64 * 64;
       plan_.row_bytes = std::max(plan_.row_bytes, used[home[s]]);
     }
+  }
+
+  void merge_steps() {
+    constexpr uint32_t kNever = 0;
+    std::vector<uint32_t> last_read(storages_.size(), kNever);  // step and 1
+    for (uint32_t i = 0; i < plan_.steps.size(); ++i) {
+      const RowStep& s = plan_.steps[i];
+      for (const RowOperand* o : {&s.a, &s.b, &s.c, &s.d})
+        if (o->place == RowOperand::Place::memory) last_read[o->storage] = i + 1;
+    }
+    merge_row_steps(plan_.steps, plan_.groups, [&](uint32_t storage, uint32_t step) {
+      return plan_.row_offset[storage] >= 0 && last_read[storage] <= step + 1;
+    });
   }
 
   const std::vector<Storage>& storages_;

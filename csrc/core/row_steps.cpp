@@ -354,6 +354,16 @@ void run(const ResolvedStep& s, int64_t r, int64_t at, int64_t n) {
       k.chain[index(step.op)][index(step.op2)][step.reversed](floats(s.a), floats(s.b), !step.b.one, floats(s.c),
                                                               !step.c.one, floats(s.to), n);
       break;
+    case Kind::chain3:
+      k.chain3[index(step.op)][index(step.op2)][index(step.op3)](
+          floats(s.a), floats(s.b), !step.b.one, floats(s.c), !step.c.one, floats(s.d), !step.d.one, floats(s.to), n);
+      break;
+    case Kind::binary_sum: {
+      const float v =
+          k.binary_sum[index(step.op)][index(step.function)](floats(s.a), floats(s.b), !step.b.one, floats(s.to), n);
+      *floats(s.sum) += v;
+      break;
+    }
     case Kind::summed: {
       const float v = k.summed[index(step.function)](floats(s.a), *floats(s.b), *floats(s.c),
                                                      step.to.place == Place::none ? nullptr : floats(s.to), n);
@@ -382,6 +392,62 @@ void run(const ResolvedStep& s, int64_t r, int64_t at, int64_t n) {
   }
 }
 
+// Does one loop over both steps read and write what two loops would? Not if something is at the place of a result, but
+// not element by element.
+bool passes_together(const RowStep& x, const RowStep& y) {
+  auto apart = [](const RowOperand& written, const RowOperand& other) {
+    return written.place != other.place || written.storage != other.storage || written == other;
+  };
+  for (const RowOperand* o : {&x.a, &x.b, &x.c, &x.d})
+    if (!apart(x.to, *o) || !apart(y.to, *o)) return false;
+  for (const RowOperand* o : {&y.b, &y.c, &y.d})
+    if (*o == x.to || !apart(x.to, *o) || !apart(y.to, *o)) return false;
+  return apart(y.to, x.to);
+}
+
+// The two as one.
+std::optional<RowStep> merged(const RowStep& x, RowStep y, bool unread) {
+  const bool forwards = (x.kind == Kind::binary && !x.a.one) || (x.kind == Kind::chain && !x.reversed);
+  if (!forwards || x.to.one) return std::nullopt;
+  if (y.kind == Kind::binary && y.b == x.to && (y.op == AluOp::add || y.op == AluOp::multiply)) std::swap(y.a, y.b);
+  if (!(y.a == x.to) || !passes_together(x, y)) return std::nullopt;
+  RowStep out = x;
+  if (y.kind == Kind::binary && (unread || y.to == x.to)) {
+    out.to = y.to;
+    if (x.kind == Kind::binary && K().chain[index(x.op)][index(y.op)][0]) {
+      out.kind = Kind::chain;
+      out.op2 = y.op;
+      out.c = y.b;
+      return out;
+    }
+    if (x.kind == Kind::chain && K().chain3[index(x.op)][index(x.op2)][index(y.op)]) {
+      out.kind = Kind::chain3;
+      out.op3 = y.op;
+      out.d = y.b;
+      return out;
+    }
+  }
+  const auto is = [](const RowOperand& o, float v) { return o.place == Place::number && o.number == v; };
+  if (x.kind == Kind::binary && y.kind == Kind::summed && y.to.place == Place::none && is(y.b, 1) && is(y.c, 0) &&
+      K().binary_sum[index(x.op)][index(y.function)]) {
+    out.kind = Kind::binary_sum;
+    out.function = y.function;
+    out.sum = y.sum;
+    return out;
+  }
+  return std::nullopt;
+}
+
+// Does no step read a line before it is written again?
+bool is_spent(const RowOperand& line, std::span<const RowStep> steps) {
+  for (const RowStep& s : steps) {
+    for (const RowOperand* o : {&s.a, &s.b, &s.c, &s.d})
+      if (*o == line) return false;
+    if (s.to == line) break;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::optional<std::vector<RowStep>> row_steps(const std::vector<Storage>& storages, const Instruction& in) {
@@ -408,6 +474,30 @@ void group_steps(std::span<const RowStep> steps, uint32_t begin, int64_t first, 
     else
       groups.push_back({i, i + 1, one ? 1 : s.n, one ? 1 : kChunk, first, last});
   }
+}
+
+void merge_row_steps(std::vector<RowStep>& steps, std::vector<RowGroup>& groups,
+                     const std::function<bool(uint32_t, uint32_t)>& unread) {
+  std::vector<RowStep> kept;
+  kept.reserve(steps.size());
+  for (RowGroup& g : groups) {
+    const auto begin = static_cast<uint32_t>(kept.size());
+    for (uint32_t i = g.begin; i < g.end; ++i) {
+      const bool follows = kept.size() > begin && g.n > 1;
+      const RowOperand* result = follows ? &kept.back().to : nullptr;
+      const std::span<const RowStep> rest(steps.data() + i + 1, g.end - i - 1);
+      const bool gone =
+          follows && (result->place == Place::memory ? unread(result->storage, i)
+                                                     : result->place == Place::line && is_spent(*result, rest));
+      if (auto one = follows ? merged(kept.back(), steps[i], gone) : std::nullopt)
+        kept.back() = *one;
+      else
+        kept.push_back(steps[i]);
+    }
+    g.begin = begin;
+    g.end = static_cast<uint32_t>(kept.size());
+  }
+  steps = std::move(kept);
 }
 
 void run_row_steps(std::span<const RowGroup> groups, std::span<const ResolvedStep> resolved, int64_t begin,

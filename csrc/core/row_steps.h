@@ -2,6 +2,7 @@
 // leaves is still in the L1 cache when the next one reads it. They give the bits that the instructions give one by one.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -36,20 +37,22 @@ struct RowStep {
     store,       // to, of type `dtype`, = a
     binary,      // to = a op b
     chain,       // to = (a op b) op2 c; reversed: c op2 (a op b)
+    chain3,      // to = ((a op b) op2 c) op3 d
+    binary_sum,  // to = a op b, and sum = sum + what function(to) adds up to
     activate,    // to = function(a * b + c), as activation says
     summed,      // the same, and sum = sum + what it adds up to; `to` may be nowhere
     reduce,      // to[j] = op over a[j * n ...], `count` times; negated if `negate`
     accumulate,  // to = to op (op over a)
   };
   Kind kind = Kind::copy;
-  AluOp op = AluOp::bypass, op2 = AluOp::bypass;
+  AluOp op = AluOp::bypass, op2 = AluOp::bypass, op3 = AluOp::bypass;
   Function function = Function::copy;
   Dtype dtype = Dtype::float32;
   bool negate = false, reversed = false;
   bool whole = false;  // the row is not cut into chunks
   int64_t n = 1, count = 1;
   float parameter = 0;
-  RowOperand to, a, b, c, sum;
+  RowOperand to, a, b, c, d, sum;
 };
 
 // Steps that go through a row together, chunk by chunk: [begin, end) of the steps, for partitions [first, last).
@@ -66,6 +69,11 @@ std::optional<std::vector<RowStep>> row_steps(const std::vector<Storage>& storag
 void group_steps(std::span<const RowStep> steps, uint32_t begin, int64_t first, int64_t last,
                  std::vector<RowGroup>& groups, size_t first_group);
 
+// Makes one step of neighbours that go through a row together, where the second one alone needs what the first one
+// gives, or adds it up. unread(storage, step): nobody reads the storage's row after that step.
+void merge_row_steps(std::vector<RowStep>& steps, std::vector<RowGroup>& groups,
+                     const std::function<bool(uint32_t, uint32_t)>& unread);
+
 // An operand in memory: element i of row r is at base + r * pitch + i * element.
 struct RowPointer {
   char* base = nullptr;
@@ -73,7 +81,7 @@ struct RowPointer {
 };
 struct ResolvedStep {
   const RowStep* step;
-  RowPointer to, a, b, c, sum;
+  RowPointer to, a, b, c, d, sum;
 };
 // Runs the groups on partitions [begin, end); resolved: of step groups[0].begin and on.
 void run_row_steps(std::span<const RowGroup> groups, std::span<const ResolvedStep> resolved, int64_t begin,

@@ -224,3 +224,68 @@ def test_random_runs_give_the_bits_of_single_steps(seed):
     x = draw.standard_normal((3, rows, width)).astype(F32)
     for traced, stepped in zip(nki.jit(kernel)(x), nki.simulate(kernel)(x)):
         np.testing.assert_array_equal(as_bits(traced), as_bits(stepped))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_runs(seed):
+    """Instructions on a few tiles, of which some are read later and some are not, by ones that also go into one pass:
+    the bits of single steps, and of NumPy."""
+    rng = np.random.default_rng(seed)
+    width = int(rng.choice([40, 1024, 1500]))
+    run = {nl.add: np.add, nl.subtract: np.subtract, nl.multiply: np.multiply}
+    linear = (nl.add, nl.subtract)
+    plan = []
+    for _ in range(14):
+        kind = rng.choice(["scalar", "tensor", "both", "square", "copy"])
+        d, a, b = (int(i) for i in rng.integers(0, 3, 3))
+        scalar = nl.multiply if rng.integers(2) else linear[rng.integers(2)]
+        plan.append((kind, d, a, b, scalar, linear[rng.integers(2)]))
+    kept = bool(rng.integers(2))
+
+    def body(t, s, sums, new):
+        for i, (kind, d, a, b, scalar, op) in enumerate(plan):
+            if kind == "scalar":
+                nisa.tensor_scalar(t[d], t[a], scalar, s)
+            elif kind == "tensor":
+                nisa.tensor_tensor(t[d], t[a], t[b], op)
+            elif kind == "both":
+                nisa.scalar_tensor_tensor(t[d], t[a], scalar, s, op, t[b])
+            else:
+                square = new()
+                function = nl.square if kind == "square" else nl.copy
+                nisa.activation_reduce(square, function, t[a], nl.add, sums[:, i : i + 1])
+
+    def kernel(x, y, s):
+        out = nl.ndarray((128, width), nl.float32, nl.shared_hbm)
+        out_sums = nl.ndarray((128, len(plan)), nl.float32, nl.shared_hbm)
+
+        def new():
+            return nl.ndarray((128, width), nl.float32)
+
+        t, sums = [new() for _ in range(3)], nl.ndarray((128, len(plan)), nl.float32)
+        factor = nl.load(s)
+        nisa.memset(sums, 0)
+        for tile, source in zip(t, (x, y, x)):
+            nisa.dma_copy(tile, source)
+        body(t, factor, sums, new)
+        if kept:
+            nisa.tensor_tensor(t[0], t[0], t[1], nl.add)
+            nisa.tensor_tensor(t[0], t[0], t[2], nl.add)
+        nl.store(out, t[0])
+        nl.store(out_sums, sums)
+        return out, out_sums
+
+    x, y = (rng.integers(-8, 9, (128, width)).astype(F32) for _ in range(2))
+    s = rng.choice([-2, -1, 0.5, 1, 2], (128, 1)).astype(F32)
+    t = [x, y, x]
+    for kind, d, a, b, scalar, op in plan:
+        if kind == "scalar":
+            t[d] = run[scalar](t[a], s)
+        elif kind == "tensor":
+            t[d] = run[op](t[a], t[b])
+        elif kind == "both":
+            t[d] = run[op](run[scalar](t[a], s), t[b])
+    traced, stepped = nki.jit(kernel)(x, y, s), nki.simulate(kernel)(x, y, s)
+    np.testing.assert_array_equal(traced[0], t[0] + t[1] + t[2] if kept else t[0])
+    for a, b in zip(traced, stepped):
+        np.testing.assert_array_equal(as_bits(a), as_bits(b))

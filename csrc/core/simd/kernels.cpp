@@ -251,10 +251,19 @@ void store_int(const int32_t* __restrict from, int64_t n, char* to, int64_t stri
   struct NAME {                                           \
     static float apply(float a, float b) { return EXPR; } \
   };
+#define LINEAR(NAME, EXPR)                                \
+  struct NAME {                                           \
+    template <class A, class B>                           \
+    NEURON_INLINE static auto of(A a, B b) {              \
+      return EXPR;                                        \
+    }                                                     \
+    static float apply(float a, float b) { return EXPR; } \
+  };
+LINEAR(add, a + b)
+LINEAR(subtract, a - b)
+LINEAR(multiply, a* b)
+#undef LINEAR
 OP(bypass, a)
-OP(add, a + b)
-OP(subtract, a - b)
-OP(multiply, a* b)
 OP(maximum, (a > b || a != a) ? a : b)
 OP(minimum, (a < b || a != a) ? a : b)
 OP(equal, a == b ? 1.0f : 0.0f)
@@ -459,34 +468,48 @@ void affine(const float* in, float scale, float bias, float* out, int64_t n) {
 }
 
 // ---- functions whose results are added up --------------------------------------------------------------------------
-template <bool Scale, bool Shift, class N>
-NEURON_INLINE N shifted(N x, float scale, float bias) {
-  if constexpr (Scale) return x * scale + bias;
-  if constexpr (Shift) return x + bias;
-  return x;
+template <class N>
+NEURON_INLINE N pack_of(const float* in, int64_t i, [[maybe_unused]] int64_t n) {
+  if constexpr (std::is_same_v<N, float>)
+    return in[i];
+  else
+    return n < N::kLanes ? N::load(in + i, n) : N::load(in + i);
 }
-template <class F, bool Scale, bool Shift, bool Store>
-float map_sum(const float* in, float scale, float bias, float* out, int64_t n) {
+// An input gives pack i of at most n elements, or with N = float element i.
+template <bool Scale, bool Shift>
+struct Shifted {
+  const float* in;
+  float scale, bias;
+  template <class N>
+  NEURON_INLINE N get(int64_t i, int64_t n) const {
+    const N x = pack_of<N>(in, i, n);
+    if constexpr (Scale) return x * scale + bias;
+    if constexpr (Shift) return x + bias;
+    return x;
+  }
+};
+template <class F, bool Store, class In>
+float map_sum(const In& in, float* out, int64_t n) {
   alignas(64) float lane[32] = {};
   int64_t i = 0;
 #ifdef __FMA__
   using P = Floats<4>;
   typename P::Vec acc[kAccumulators] = {};
   for (; i + P::kLanes <= n; i += P::kLanes) {
-    const P y = F{}(shifted<Scale, Shift>(P::load(in + i), scale, bias));
+    const P y = F{}(in.template get<P>(i, P::kLanes));
     if constexpr (Store) y.store(out + i);
     for (int k = 0; k < 4; ++k) acc[k % kAccumulators] += y.v[k];
   }
   std::memcpy(lane, acc, sizeof lane);
   if (i < n) {
     float rest[P::kLanes];
-    F{}(shifted<Scale, Shift>(P::load(in + i, n - i), scale, bias)).store(rest);
+    F{}(in.template get<P>(i, n - i)).store(rest);
     if constexpr (Store) std::copy(rest, rest + (n - i), out + i);
     for (int64_t j = 0; j < n - i; ++j) lane[j % 32] += rest[j];
   }
 #else
   for (; i < n; ++i) {
-    const float y = F{}(shifted<Scale, Shift>(in[i], scale, bias));
+    const float y = F{}(in.template get<float>(i, 1));
     if constexpr (Store) out[i] = y;
     lane[i % 32] += y;
   }
@@ -497,10 +520,10 @@ float map_sum(const float* in, float scale, float bias, float* out, int64_t n) {
 }
 template <class F>
 float summed(const float* in, float scale, float bias, float* out, int64_t n) {
-  const bool scales = scale != 1.0f, shifts = bias != 0.0f;
-  if (scales) return (out ? map_sum<F, true, true, true> : map_sum<F, true, true, false>)(in, scale, bias, out, n);
-  if (shifts) return (out ? map_sum<F, false, true, true> : map_sum<F, false, true, false>)(in, scale, bias, out, n);
-  return (out ? map_sum<F, false, false, true> : map_sum<F, false, false, false>)(in, scale, bias, out, n);
+  auto sum = [&]<class In>(const In& x) { return out ? map_sum<F, true>(x, out, n) : map_sum<F, false>(x, out, n); };
+  if (scale != 1.0f) return sum(Shifted<true, true>{in, scale, bias});
+  if (bias != 0.0f) return sum(Shifted<false, true>{in, scale, bias});
+  return sum(Shifted<false, false>{in, scale, bias});
 }
 #define WIDE(NAME, EXPR)                    \
   struct NAME##_of {                        \
@@ -514,7 +537,15 @@ WIDE(square, x* x)
 WIDE(exp, math::exp(x))
 #undef WIDE
 
-// ---- two operators in one pass -------------------------------------------------------------------------------------
+// ---- operators in one pass -------------------------------------------------------------------------------------
+template <class F>
+NEURON_INLINE void with_bool(bool b, F&& f) {
+  if (b)
+    f(std::true_type{});
+  else
+    f(std::false_type{});
+}
+
 template <class Op, class Op2, bool Reversed>
 void chain(const float* a, const float* b, int sb, const float* c, int sc, float* out, int64_t n) {
   auto loop = [&]<bool B, bool C>(std::bool_constant<B>, std::bool_constant<C>) {
@@ -525,16 +556,50 @@ void chain(const float* a, const float* b, int sb, const float* c, int sc, float
       out[i] = Reversed ? Op2::apply(y, x) : Op2::apply(x, y);
     }
   };
-  constexpr std::true_type vector;
-  constexpr std::false_type one;
-  if (sb && sc)
-    loop(vector, vector);
-  else if (sb)
-    loop(vector, one);
-  else if (sc)
-    loop(one, vector);
-  else
-    loop(one, one);
+  with_bool(sb, [&](auto vb) { with_bool(sc, [&](auto vc) { loop(vb, vc); }); });
+}
+
+// What an operator gives, which is stored, too.
+template <class Op, bool Vector>
+struct Kept {
+  const float *a, *b;
+  float* out;
+  template <class N>
+  NEURON_INLINE N get(int64_t i, int64_t n) const {
+    const N x = pack_of<N>(a, i, n);
+    N y;
+    if constexpr (Vector)
+      y = Op::of(x, pack_of<N>(b, i, n));
+    else
+      y = Op::of(x, *b);
+    if constexpr (std::is_same_v<N, float>) {
+      out[i] = y;
+    } else if (n < N::kLanes) {
+      float part[N::kLanes];
+      y.store(part);
+      std::copy(part, part + n, out + i);
+    } else {
+      y.store(out + i);
+    }
+    return y;
+  }
+};
+template <class Op, class F>
+float binary_sum(const float* a, const float* b, int sb, float* out, int64_t n) {
+  return sb ? map_sum<F, false>(Kept<Op, true>{a, b, out}, nullptr, n)
+            : map_sum<F, false>(Kept<Op, false>{a, b, out}, nullptr, n);
+}
+
+template <class Op, class Op2, class Op3>
+void chain3(const float* a, const float* b, int sb, const float* c, int sc, const float* d, int sd, float* out,
+            int64_t n) {
+  auto loop = [&]<bool B, bool C, bool D>(std::bool_constant<B>, std::bool_constant<C>, std::bool_constant<D>) {
+    const float one_b = *b, one_c = *c, one_d = *d;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i)
+      out[i] = Op3::apply(Op2::apply(Op::apply(a[i], B ? b[i] : one_b), C ? c[i] : one_c), D ? d[i] : one_d);
+  };
+  with_bool(sb, [&](auto vb) { with_bool(sc, [&](auto vc) { with_bool(sd, [&](auto vd) { loop(vb, vc, vd); }); }); });
 }
 
 // ---- transposes ----------------------------------------------------------------------------------------------------
@@ -619,11 +684,24 @@ constexpr std::array<Kernels::Reduce, kAluOps> reduce_table() {
       return t;
 }
 
-template <class Op>
-constexpr void set_chains(std::array<std::array<Kernels::Chain, 2>, kAluOps>& t) {
-  t[static_cast<int>(AluOp::add)] = {chain<Op, add, false>, chain<Op, add, true>};
-  t[static_cast<int>(AluOp::subtract)] = {chain<Op, subtract, false>, chain<Op, subtract, true>};
-  t[static_cast<int>(AluOp::multiply)] = {chain<Op, multiply, false>, chain<Op, multiply, true>};
+template <class F>
+constexpr void for_linear(F&& f) {  // the operators that go into one pass with others
+  f(AluOp::add, add{});
+  f(AluOp::subtract, subtract{});
+  f(AluOp::multiply, multiply{});
+}
+constexpr void set_passes(Kernels& k) {
+  for_linear([&]<class Op>(AluOp op, Op) {
+    auto& sums = k.binary_sum[static_cast<int>(op)];
+    sums[static_cast<int>(Function::copy)] = binary_sum<Op, copy_of>;
+    sums[static_cast<int>(Function::square)] = binary_sum<Op, square_of>;
+    for_linear([&]<class Op2>(AluOp op2, Op2) {
+      k.chain[static_cast<int>(op)][static_cast<int>(op2)] = {chain<Op, Op2, false>, chain<Op, Op2, true>};
+      for_linear([&]<class Op3>(AluOp op3, Op3) {
+        k.chain3[static_cast<int>(op)][static_cast<int>(op2)][static_cast<int>(op3)] = chain3<Op, Op2, Op3>;
+      });
+    });
+  });
 }
 
 constexpr Kernels make() {
@@ -662,9 +740,7 @@ constexpr Kernels make() {
   k.summed[static_cast<int>(Function::copy)] = summed<copy_of>;
   k.summed[static_cast<int>(Function::square)] = summed<square_of>;
   k.summed[static_cast<int>(Function::exp)] = summed<exp_of>;
-  set_chains<add>(k.chain[static_cast<int>(AluOp::add)]);
-  set_chains<subtract>(k.chain[static_cast<int>(AluOp::subtract)]);
-  set_chains<multiply>(k.chain[static_cast<int>(AluOp::multiply)]);
+  set_passes(k);
   k.affine = affine;
   k.transpose = transpose;
   k.gemm = gemm;

@@ -36,7 +36,14 @@ struct Kernels {
   std::array<Summed, kFunctions> summed;
   // out[i] = (a[i] op b[i * sb]) op2 c[i * sc], each operator rounded; reversed: c op2 (a op b). Null: not for these.
   using Chain = void (*)(const float* a, const float* b, int sb, const float* c, int sc, float* out, int64_t n);
-  std::array<std::array<std::array<Chain, 2>, kAluOps>, kAluOps> chain;             // [op][op2][reversed]
+  std::array<std::array<std::array<Chain, 2>, kAluOps>, kAluOps> chain;  // [op][op2][reversed]
+  // out[i] = ((a[i] op b[i * sb]) op2 c[i * sc]) op3 d[i * sd]. Null: not for these.
+  using Chain3 = void (*)(const float* a, const float* b, int sb, const float* c, int sc, const float* d, int sd,
+                          float* out, int64_t n);
+  std::array<std::array<std::array<Chain3, kAluOps>, kAluOps>, kAluOps> chain3;
+  // out[i] = a[i] op b[i * sb]; gives the sum of function(out[i]) as `reduce` adds it. Null: not for these.
+  using BinarySum = float (*)(const float* a, const float* b, int sb, float* out, int64_t n);
+  std::array<std::array<BinarySum, kFunctions>, kAluOps> binary_sum;                // [op][function]
   void (*affine)(const float* in, float scale, float bias, float* out, int64_t n);  // in * scale + bias, two roundings
 
   // to[c][r] = from[r][c] for elements of 4, 2 or 1 bytes; pitches in bytes.
