@@ -123,6 +123,17 @@ def test_wrong_views_raise(name):
         on_chip(X, view)
 
 
+def test_base_tensor_is_the_tensor_as_it_was_made():
+    def body(t):
+        view = t[3:20, 4:8].view(nl.uint16).reshape((17, 2, 4))
+        base = view.base_tensor
+        assert (base.shape, base.dtype, base.buffer) == (t.shape, t.dtype, t.buffer)
+        assert base.base_tensor.shape == t.base_tensor.shape == t.shape
+        return base.numpy()
+
+    np.testing.assert_array_equal(on_chip(X, body), X)
+
+
 def test_assignment():
     def body(t):
         t[:, 0] = 5.0

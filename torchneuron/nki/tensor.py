@@ -114,6 +114,12 @@ class NkiTensor:
         return self.storage.buffer
 
     @property
+    def base_tensor(self) -> NkiTensor:
+        """The tensor that this is a view of, as it was made: all of it, in its own shape and type."""
+        s = self.storage
+        return NkiTensor(s, s.dtype, s.shape, row_major(s.shape))
+
+    @property
     def name(self) -> str:
         return self.storage.name
 
