@@ -50,6 +50,12 @@ SUITE_FAULTS = (
         "which routes it to the other one; all other rows and the logits agree",
     ),
     (
+        "test_moe_tkg_mx[",
+        "gate_up_projection_mx.py:285",
+        "the kernel quantises rows that it wrote together with rows of the same group of 8 that it never wrote (I / 4 is no "
+        "multiple of 8, and nothing clears the rest), so the scale that they share depends on what SBUF held before",
+    ),
+    (
         "13252-17-",
         "the process ended",
         "memory: the suite compares 541 million elements and more in float64 (comparators.py) with three arrays alive at "
