@@ -33,6 +33,11 @@ _module("test.utils.perf_analysis_private", analyze_trace=lambda *a, **k: None)
 _module("test.utils.scripts.remote_lock_scripts", LockResult=object, LockStatus=object)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):  # after the suite's own, which brings in the simulator; before test files are imported
+    _draw_mx_at_once()
+
+
 def pytest_addoption(parser):
     parser.addoption("--record", help="file that gets one JSON line per started and per finished case")
     parser.addoption("--cases", help="file with the names of the cases to run; others are deselected")
@@ -102,6 +107,34 @@ def _extend_simulation():
 
     orchestrator._run_simulator_inference = run
     orchestrator._compiled_kernel = None  # read but never set in simulation mode
+
+
+# ---- inputs --------------------------------------------------------------------------------------------------------
+def _draw_mx_at_once():
+    """The suite draws MX weights block by block in Python, minutes for a case: here all blocks at once, with the same
+    distribution."""
+    from neuron_dtypes import static_cast
+    from test.integration.nkilib.utils import tensor_generators
+    from test.utils import mx_utils
+
+    block_by_block = tensor_generators.generate_stabilized_mx_data
+
+    def generate(mx_dtype, shape, val_range=1.0):
+        if val_range == 0:
+            return block_by_block(mx_dtype, shape, val_range)
+        largest, blocks = mx_utils.get_mx_fp_max(mx_dtype), (shape[0] // 8, shape[1] // 4)
+        values = np.random.uniform(-largest, largest, (blocks[0], 8, blocks[1], 4))
+        # One element of each block has the largest exponent, so that quantising the values again gives the same scale.
+        row, column = np.ogrid[: blocks[0], : blocks[1]]
+        peak = np.random.choice([-1, 1], blocks) * np.random.uniform(1, 1.5, blocks)
+        at = row, np.random.randint(0, 7, blocks), column, np.random.randint(0, 3, blocks)
+        values[at] = peak * 2.0 ** mx_utils.get_mx_max_exp(mx_dtype)
+        packed = static_cast(values.reshape(shape).astype(np.float32), mx_dtype)
+        top = min(255, int(np.log2(val_range / largest) + 127))
+        scale = np.random.randint(max(0, top - 10), top + 1, blocks, np.uint8)
+        return mx_utils.dequantize_mx_golden(packed, scale), packed, scale
+
+    tensor_generators.generate_stabilized_mx_data = generate
 
 
 # ---- choosing and recording cases ----------------------------------------------------------------------------------
