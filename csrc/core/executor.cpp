@@ -90,12 +90,12 @@ const int32_t* load_int(const View& v, int64_t row, int64_t begin, int64_t n, in
   return to;
 }
 
-// Is a row 0, of either sign?
-bool is_zero(const View& v, int64_t row) {
+// Are elements of a row 0, of either sign?
+bool is_zero(const View& v, int64_t row, int64_t begin, int64_t count) {
   const int64_t item = size_of(v.dtype);
   const bool four = v.dtype == Dtype::float4_e2m1fn_x4, packed = is_packed(v.dtype);
   bool zero = true;
-  for_runs(v, row, 0, v.free, [&](const char* p, int64_t stride, int64_t n) {
+  for_runs(v, row, begin, count, [&](const char* p, int64_t stride, int64_t n) {
     for (int64_t i = 0; i < n; ++i)
       for (int64_t b = 0; b < item; ++b) {
         const int signs = four ? 0x88 : packed || b == item - 1 ? 0x80 : 0;
@@ -1696,7 +1696,8 @@ bool Core::leave_out(const Instruction& in) {
   for (const UnwrittenRows::Row& r : in.unwritten->rows) {
     const View other = view(in.operand(r.operand % 2 ? 2 : 1)), own = view(in.operand(r.operand));
     for (int64_t k = r.begin; k < r.end; ++k)
-      if (!is_zero(other, k)) return false;
+      for (auto [first, last] : r.columns)
+        if (!is_zero(other, k, first, last - first)) return false;
     for_runs(own, r.row, 0, own.free, [&](char* p, int64_t stride, int64_t n) {
       for (int64_t i = 0; i < n; ++i) std::memset(p + i * stride, 0, size_of(own.dtype));
     });

@@ -443,10 +443,9 @@ std::shared_ptr<const UnwrittenRows> Tracker::unwritten_rows(const std::vector<S
           for (int64_t r = 0; r < count; ++r) {
             const int64_t values =
                 std::count(flags.begin() + r * width, flags.begin() + (r + 1) * width, InitMap::value);
-            if (values == width) continue;
-            if (values) return nullptr;  // some columns of the product are right without it
-            const int64_t begin = (row + r) * group, end = std::min(rows, begin + group);
-            out->rows.push_back({static_cast<uint8_t>(i), group > 1 ? scale_row(rows, row + r) : r, begin, end});
+            if (values) continue;  // it spoils some columns at most
+            const int64_t place = row + r, begin = place * group, end = std::min(rows, begin + group);
+            out->rows.push_back({static_cast<uint8_t>(i), group > 1 ? scale_row(rows, place) : r, place, begin, end});
             for (int64_t k = begin; k < end; ++k) factors[k] |= 1 << f;
           }
           if (!found) found = origin(in, a, in.spec().operands[i].name, at);
@@ -458,8 +457,36 @@ std::shared_ptr<const UnwrittenRows> Tracker::unwritten_rows(const std::vector<S
   if (out->rows.empty() || std::find(factors.begin(), factors.end(), 3) != factors.end() ||
       std::find(factors.begin(), factors.end(), 0) == factors.end())
     return nullptr;
+  for (UnwrittenRows::Row& r : out->rows) {
+    const Access& a = in.operand(r.operand % 2 ? 2 : 1).access;
+    const auto flags = maps_[a.storage].flags(storages[a.storage], a);
+    const int64_t width = a.free_size();
+    bool before = false;
+    for (int64_t c = 0; c < width; ++c) {
+      bool holds = false;
+      for (int64_t k = r.begin; k < r.end; ++k) holds = holds || flags[k * width + c] == InitMap::value;
+      if (holds && !before) r.columns.emplace_back(c, c);
+      if (holds) r.columns.back().second = c + 1;
+      before = holds;
+    }
+  }
   out->text = describe(storages, *found);
   return out;
+}
+
+std::vector<uint8_t> Tracker::flags_read(const std::vector<Storage>& storages, const Instruction& in,
+                                         size_t operand) const {
+  std::vector<uint8_t> all;
+  int64_t width = 1;
+  for (const Access& part : parts_read(in, operand)) {
+    const auto flags = maps_[part.storage].flags(storages[part.storage], part);
+    all.insert(all.end(), flags.begin(), flags.end());
+    width = part.free_size();
+  }
+  if (in.unwritten)
+    for (const UnwrittenRows::Row& r : in.unwritten->rows)
+      if (r.operand == operand) std::fill_n(all.begin() + r.place * width, width, InitMap::value);
+  return all;
 }
 
 // Notes what an operand holds after the instruction. without_value: inputs that do not hold values only.
@@ -476,11 +503,7 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
     const Access& a = in.operand(i).access;
     if (how == Spread::none) continue;
     if (to.empty()) to.assign(r.elements(), InitMap::value);
-    std::vector<uint8_t> from;
-    for (const Access& part : parts_read(in, i)) {
-      const auto flags = maps_[a.storage].flags(storages[a.storage], part);
-      from.insert(from.end(), flags.begin(), flags.end());
-    }
+    const std::vector<uint8_t> from = flags_read(storages, in, i);
     const bool on = on_chip(storages[r.storage].memory);
     const int64_t rows = on ? r.partitions() : 1, columns = r.elements() / rows, width = a.free_size();
     const bool keep = i == 0;   // a matmul adds to what was written and overwrites the rest
@@ -552,6 +575,9 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
     const Role role = sp.operands[i].role;
     if (in.unwritten && i > 0) {
       live_.use(o.access.storage);
+      const auto flags = flags_read(storages, in, i);
+      const auto bad = std::find_if(flags.begin(), flags.end(), [](uint8_t f) { return f != InitMap::value; });
+      if (bad != flags.end()) without_value.push_back(i);
       continue;
     }
     if (o.access.index) read(storages, in, *o.access.index, "index", true);

@@ -76,9 +76,11 @@ struct Bound {  // of a loop: a register or a number
 // factor is 0 there: kernels pad so.
 struct UnwrittenRows {
   struct Row {
-    uint8_t operand;     // a factor or its scale
-    int64_t row;         // of the operand
-    int64_t begin, end;  // rows of the factors that it means
+    uint8_t operand;                                     // a factor or its scale
+    int64_t row;                                         // of the operand
+    int64_t place;                                       // among its rows that are read
+    int64_t begin, end;                                  // rows of the factors that it means
+    std::vector<std::pair<int64_t, int64_t>> columns{};  // of the other factor, where it holds values there
   };
   std::vector<Row> rows;
   std::string text;  // which read it is
@@ -210,6 +212,8 @@ class Tracker {
   std::string describe(const std::vector<Storage>& storages, const Read& read) const;
   Origin read(const std::vector<Storage>& storages, const Instruction& in, const Access& a, std::string_view operand,
               bool must_be_value);
+  // What each element that is read of an operand holds, but for unwritten rows: they count as values.
+  std::vector<uint8_t> flags_read(const std::vector<Storage>& storages, const Instruction& in, size_t operand) const;
   Origin origin(const Instruction& in, const Access& a, std::string_view operand, int64_t at) const;
   std::shared_ptr<const UnwrittenRows> unwritten_rows(const std::vector<Storage>& storages, const Instruction& in,
                                                       Origin& origin) const;

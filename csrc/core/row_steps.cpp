@@ -162,17 +162,13 @@ class Lowering {
     s.to = to;
   }
 
-  // The accumulation register of the partition: set before a row's elements, added to, written to operand `result`.
+  // The accumulation register of the partition: added to, written to operand `result`.
   bool accumulates() const { return in_.reduce_cmd == ReduceCmd::reset_reduce; }
-  RowOperand begin_accumulation(Place place, AluOp op) {
+  RowOperand accumulator(Place place) const {
     RowOperand reg;
     reg.place = place;
     reg.one = true;
     reg.partition = first_partition();
-    if (!accumulates()) return reg;
-    RowStep& s = step(Kind::copy, 1);
-    s.a = number(static_cast<float>(info(op).identity));
-    s.to = reg;
     return reg;
   }
   // from: what the last step gave; nobody else sees it if `discard`.
@@ -182,12 +178,14 @@ class Lowering {
         last.kind == Kind::activate && op == AluOp::add && K().summed[index(last.function)]) {
       last.kind = Kind::summed;
       last.sum = reg;
+      last.fresh = true;
       if (discard) last.to = {};
     } else {
       RowStep& s = step(Kind::accumulate, n_);
       s.op = op;
       s.a = from;
       s.to = reg;
+      s.fresh = true;
     }
   }
   void write_register(const RowOperand& reg, int result) {
@@ -268,7 +266,7 @@ class Lowering {
       }
       case Opcode::activation: {
         if (!counts || (!accumulates() && tile(4))) return false;
-        const RowOperand reg = begin_accumulation(Place::scalar_register, in_.reduce_op);
+        const RowOperand reg = accumulator(Place::scalar_register);
         const RowOperand bias = scalar(2), scale = scalar(3, 1), x = input(1, n_), to = output(0, in_.discard);
         function(in_.function, x, scale, bias, static_cast<float>(in_.value), to);
         accumulate(reg, in_.reduce_op, to, in_.discard);
@@ -278,7 +276,7 @@ class Lowering {
       }
       case Opcode::exponential: {
         if (!counts || (!accumulates() && tile(3))) return false;
-        const RowOperand reg = begin_accumulation(Place::vector_register, AluOp::add);
+        const RowOperand reg = accumulator(Place::vector_register);
         const RowOperand shift = scalar(2), x = input(1, n_), to = output(0, in_.discard);
         binary(AluOp::subtract, false, x, shift, to);
         function(Function::exp, to, number(1), number(0), 0, to);
@@ -289,7 +287,7 @@ class Lowering {
       }
       case Opcode::tensor_scalar_reduce: {
         if (!accumulates() || in_.negate || info(in_.op0).cls == bitwise) return false;
-        const RowOperand reg = begin_accumulation(Place::vector_register, in_.reduce_op);
+        const RowOperand reg = accumulator(Place::vector_register);
         const RowOperand s = scalar(2), x = input(1, n_), to = output(0, in_.discard);
         binary(in_.op0, in_.reverse0, x, s, to);
         accumulate(reg, in_.reduce_op, to, in_.discard);
@@ -337,6 +335,7 @@ void run(const ResolvedStep& s, int64_t r, int64_t at, int64_t n) {
   const auto address = [&](const RowPointer& p) { return p.base + r * p.pitch + at * p.element; };
   const auto floats = [&](const RowPointer& p) { return reinterpret_cast<float*>(address(p)); };
   const Kernels& k = K();
+  const bool starts = step.fresh && at == 0;
   switch (step.kind) {
     case Kind::copy:
       std::memmove(address(s.to), address(s.a), n * size_of(step.dtype));
@@ -361,13 +360,13 @@ void run(const ResolvedStep& s, int64_t r, int64_t at, int64_t n) {
     case Kind::binary_sum: {
       const float v =
           k.binary_sum[index(step.op)][index(step.function)](floats(s.a), floats(s.b), !step.b.one, floats(s.to), n);
-      *floats(s.sum) += v;
+      *floats(s.sum) = (starts ? 0.0f : *floats(s.sum)) + v;
       break;
     }
     case Kind::summed: {
       const float v = k.summed[index(step.function)](floats(s.a), *floats(s.b), *floats(s.c),
                                                      step.to.place == Place::none ? nullptr : floats(s.to), n);
-      *floats(s.sum) += v;
+      *floats(s.sum) = (starts ? 0.0f : *floats(s.sum)) + v;
       break;
     }
     case Kind::activate:
@@ -386,6 +385,7 @@ void run(const ResolvedStep& s, int64_t r, int64_t at, int64_t n) {
     case Kind::accumulate: {
       const float v = k.reduce[index(step.op)](floats(s.a), n);
       float* to = floats(s.to);
+      if (starts) *to = static_cast<float>(info(step.op).identity);
       k.binary[index(step.op)](to, 1, &v, 1, to, 1);
       break;
     }
@@ -408,7 +408,7 @@ bool passes_together(const RowStep& x, const RowStep& y) {
 // The two as one.
 std::optional<RowStep> merged(const RowStep& x, RowStep y, bool unread) {
   const bool forwards = (x.kind == Kind::binary && !x.a.one) || (x.kind == Kind::chain && !x.reversed);
-  if (!forwards || x.to.one) return std::nullopt;
+  if (!forwards || x.to.one || x.n != y.n || x.whole || y.whole) return std::nullopt;
   if (y.kind == Kind::binary && y.b == x.to && (y.op == AluOp::add || y.op == AluOp::multiply)) std::swap(y.a, y.b);
   if (!(y.a == x.to) || !passes_together(x, y)) return std::nullopt;
   RowStep out = x;
@@ -433,6 +433,7 @@ std::optional<RowStep> merged(const RowStep& x, RowStep y, bool unread) {
     out.kind = Kind::binary_sum;
     out.function = y.function;
     out.sum = y.sum;
+    out.fresh = y.fresh;
     return out;
   }
   return std::nullopt;
@@ -483,7 +484,7 @@ void merge_row_steps(std::vector<RowStep>& steps, std::vector<RowGroup>& groups,
   for (RowGroup& g : groups) {
     const auto begin = static_cast<uint32_t>(kept.size());
     for (uint32_t i = g.begin; i < g.end; ++i) {
-      const bool follows = kept.size() > begin && g.n > 1;
+      const bool follows = kept.size() > begin;
       const RowOperand* result = follows ? &kept.back().to : nullptr;
       const std::span<const RowStep> rest(steps.data() + i + 1, g.end - i - 1);
       const bool gone =

@@ -49,6 +49,7 @@ struct RowStep {
   Function function = Function::copy;
   Dtype dtype = Dtype::float32;
   bool negate = false, reversed = false;
+  bool fresh = false;  // a sum starts with the row: before its first chunk it holds nothing
   bool whole = false;  // the row is not cut into chunks
   int64_t n = 1, count = 1;
   float parameter = 0;
