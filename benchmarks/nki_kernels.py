@@ -198,12 +198,12 @@ def numpy_flash_attention(q, k, v):
 
 
 def best(functions, repeats):
-    """Minimum seconds of each function, runs interleaved."""
+    """Minimum seconds of each function in steady state, runs interleaved. What is timed follows a call of its own, so
+    that each function finds the caches as it leaves them, not as another one does."""
     times = {name: [] for name in functions}
-    for f in functions.values():
-        f()
     for _ in range(repeats):
         for name, f in functions.items():
+            f()
             start = time.perf_counter()
             f()
             times[name].append(time.perf_counter() - start)
