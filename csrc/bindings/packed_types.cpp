@@ -73,6 +73,11 @@ struct PackedType {
 
   static PyObject* to_int(PyObject* self) { return PyLong_FromUnsignedLong(reinterpret_cast<Scalar*>(self)->word); }
 
+  static PyObject* no_number(PyObject*) {
+    PyErr_Format(PyExc_TypeError, "%s is four numbers, not one", type.name);
+    return nullptr;
+  }
+
   static PyObject* text(PyObject* self) {
     char digits[2 * sizeof(Word) + 1];
     const unsigned long w = reinterpret_cast<Scalar*>(self)->word;
@@ -112,6 +117,10 @@ struct PackedType {
 
   static npy_bool any(void* data, void*) { return word_of(data) != 0; }
 
+  static int order(const void* a, const void* b, void*) {  // by bits
+    return (word_of(a) > word_of(b)) - (word_of(a) < word_of(b));
+  }
+
   static void cast(void* from, void* to, npy_intp n, void*, void*) { std::memcpy(to, from, n * sizeof(Word)); }
 
   template <bool wanted>
@@ -133,7 +142,7 @@ struct PackedType {
                            {Py_tp_hash, reinterpret_cast<void*>(hash)},
                            {Py_tp_richcompare, reinterpret_cast<void*>(compare)},
                            {Py_nb_int, reinterpret_cast<void*>(to_int)},
-                           {Py_nb_index, reinterpret_cast<void*>(to_int)},
+                           {Py_nb_float, reinterpret_cast<void*>(no_number)},
                            {Py_tp_doc, const_cast<char*>(type.doc)},
                            {0, nullptr}};
     PyType_Spec spec = {type.qualified, sizeof(Scalar), 0, Py_TPFLAGS_DEFAULT, slots};
@@ -149,6 +158,7 @@ struct PackedType {
     functions.copyswap = copy;
     functions.copyswapn = copy_all;
     functions.nonzero = any;
+    functions.compare = order;
     static PyArray_DescrProto proto = {};
     Py_SET_REFCNT(reinterpret_cast<PyObject*>(&proto), 1);
     Py_SET_TYPE(reinterpret_cast<PyObject*>(&proto), &PyArrayDescr_Type);
@@ -175,6 +185,12 @@ struct PackedType {
     const auto dtype = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(own));
     const auto constructor = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(scalar));
     constructor.attr("dtype") = dtype;
+    // Without it NumPy's own asks for a float.
+    const auto no_complex = [](const py::object& self) -> py::object {
+      PyErr_Format(PyExc_TypeError, "%s is four numbers, not one", Py_TYPE(self.ptr())->tp_name);
+      throw py::error_already_set();
+    };
+    constructor.attr("__complex__") = py::cpp_function(no_complex, py::is_method(constructor));
     numpy.attr("sctypeDict")[type.name] = constructor;  // np.dtype("float8_e4m3fn_x4"), as ml_dtypes has it
     m.attr(type.name) = constructor;
   }

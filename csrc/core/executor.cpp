@@ -308,6 +308,7 @@ struct Core::Lane {
       if (arena_bytes[i] < bytes) arena[i] = new_aligned(bytes), arena_bytes[i] = bytes;
     }
     while (!kept.empty()) drop();
+    registers = {};
     packs.resize(std::max<size_t>(packs.size(), plan.packs));
   }
   // The packed factor, or where to pack it to (then `found` is false).
@@ -673,7 +674,7 @@ struct Semantics {
     const InitMap* map = nullptr;
     if (mode == Accumulate::automatic) {
       map = &core.runtime_maps_[a.storage];
-      const auto state = map->query(core.program_.storages()[a.storage], a);
+      const auto state = map->query(core.program_.storages()[a.storage], core.placed(a));
       mode = state == InitMap::State::none  ? Accumulate::overwrite
              : state == InitMap::State::all ? Accumulate::add
                                             : Accumulate::automatic;
@@ -1418,7 +1419,8 @@ struct Semantics {
       std::vector<float> out(2 * n);
       for (int64_t i = 0; i < n;) {
         int64_t j = i;
-        while (j < n && x[j] == x[i]) ++j;
+        do ++j;
+        while (j < n && x[j] == x[i]);
         for (int64_t k = i; k < j; ++k) {
           out[k] = x[i] == 0 ? static_cast<float>(n) : static_cast<float>(i);
           out[n + k] = x[i] == 0 ? -1.0f : static_cast<float>(j);
@@ -1667,7 +1669,18 @@ View Core::view(const Operand& operand) const {
   View v;
   v.dtype = a.dtype;
   v.rows = a.ndim ? a.dims[0].size : 1;
-  const int64_t offset = a.offset + (a.reg >= 0 ? registers_[a.reg] * a.reg_stride : 0);
+  const int64_t offset = a.offset + (a.reg >= 0 ? registers_.at(a.reg) * a.reg_stride : 0);
+  if (a.reg >= 0) {
+    Access here = a;
+    here.offset = offset;
+    const Box box = bounding_box(s, here);
+    if (offset < 0 || box.begin < 0 || box.end > s.row_bytes || box.partition_begin < 0 ||
+        box.partition_end > s.partitions)
+      throw OutOfBounds("an access to " + s.name + " is out of bounds: a register is " +
+                        std::to_string(registers_[a.reg]) + ", so that it begins at element " + std::to_string(offset) +
+                        " of " + std::to_string(s.partitions) + " partitions of " +
+                        std::to_string(s.row_bytes / size_of(a.dtype)));
+  }
   if (on_chip(s.memory)) {
     const int64_t row = s.row_bytes / item, p = offset / row;
     v.partition = s.partition_start + p;
@@ -1742,11 +1755,7 @@ void Core::execute(const Instruction& in, Lane* lane) {
   Call c = resolve(in, lane);
   // Inputs that the result would overwrite are read first; free elements behind an index are gathered.
   std::vector<std::unique_ptr<Staged>> staged;
-  struct Scatter {
-    int operand;
-    View to;
-  };
-  std::vector<Scatter> scatters;
+  std::vector<std::function<void()>> scatters;
   const InstructionSpec& sp = in.spec();
   for (size_t i = 0; i < in.operands.size(); ++i) {
     if (!in.operands[i].is_tile()) continue;
@@ -1780,15 +1789,14 @@ void Core::execute(const Instruction& in, Lane* lane) {
       staged.push_back(std::move(stage));
       std::swap(c.v[i], target);
       c.v[i].partition = target.partition;
-      if (write) {
-        f(*this, c, 0, c.v[0].rows);
-        Staged* result = staged.back().get();
-        for (int64_t p = 0; p < c.v[i].rows; ++p)
-          for (int64_t k = 0; k < n; ++k)
-            std::memcpy(wide.row(p) + table[p / group * group + k % group][k / group] * item,
-                        result->view.row(p) + k * item, item);
-        return;
-      }
+      if (write)
+        scatters.push_back(
+            [result = staged.back().get(), table = std::move(table), wide, group, item, n, rows = c.v[i].rows] {
+              for (int64_t p = 0; p < rows; ++p)
+                for (int64_t k = 0; k < n; ++k)
+                  std::memcpy(wide.row(p) + table[p / group * group + k % group][k / group] * item,
+                              result->view.row(p) + k * item, item);
+            });
     } else if (in.stage >> i & 1 && !a.is_dynamic()) {
       auto stage = std::make_unique<Staged>(c.v[i]);
       copy_view(stage->view, c.v[i]);
@@ -1803,12 +1811,15 @@ void Core::execute(const Instruction& in, Lane* lane) {
     parallel_for()(c.v[0].rows, [&](int64_t begin, int64_t end) { f(*this, c, begin, end); });
   else
     f(*this, c, 0, c.v[0].rows);
-  for (size_t i = 0; i < in.operands.size(); ++i)
-    if (in.operands[i].is_tile() && in.operands[i].access.storage < tracked_.size() &&
-        tracked_[in.operands[i].access.storage] &&
-        (sp.operands[i].role == Role::write || sp.operands[i].role == Role::read_write))
-      runtime_maps_[in.operands[i].access.storage].mark(program_.storages()[in.operands[i].access.storage],
-                                                        in.operands[i].access);
+  for (const auto& scatter : scatters) scatter();
+  mark_written(in);
+}
+
+// Where an access is now: with its register's value.
+Access Core::placed(const Access& a) const {
+  Access out = a;
+  if (a.reg >= 0) out.offset += registers_[a.reg] * a.reg_stride, out.reg = -1;
+  return out;
 }
 
 void Core::enter() {
@@ -1927,7 +1938,7 @@ void Core::mark_written(const Instruction& in) {
     const Operand& o = in.operands[k];
     if (o.is_tile() && o.access.storage < tracked_.size() && tracked_[o.access.storage] &&
         in.spec().operands[k].role != Role::read)
-      runtime_maps_[o.access.storage].mark(program_.storages()[o.access.storage], o.access);
+      runtime_maps_[o.access.storage].mark(program_.storages()[o.access.storage], placed(o.access));
   }
 }
 

@@ -98,6 +98,7 @@ class Core {
   void run_segment(const CodeSegment& segment, Lane* lane);
   void run_rows(const CodeSegment& segment, Lane* lane);
   void mark_written(const Instruction& instruction);
+  Access placed(const Access& a) const;
   void run_parts();
   void place(const Part& part, char* const arena[2]);
   void ensure(uint32_t storage);

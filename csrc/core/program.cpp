@@ -443,7 +443,9 @@ std::shared_ptr<const UnwrittenRows> Tracker::unwritten_rows(const std::vector<S
           for (int64_t r = 0; r < count; ++r) {
             const int64_t values =
                 std::count(flags.begin() + r * width, flags.begin() + (r + 1) * width, InitMap::value);
-            if (values) continue;  // it spoils some columns at most
+            const bool doubts =
+                std::count(flags.begin() + r * width, flags.begin() + (r + 1) * width, InitMap::doubtful) > 0;
+            if (values || doubts) continue;  // it spoils some columns at most, or holds values if all is well
             const int64_t place = row + r, begin = place * group, end = std::min(rows, begin + group);
             out->rows.push_back({static_cast<uint8_t>(i), group > 1 ? scale_row(rows, place) : r, place, begin, end});
             for (int64_t k = begin; k < end; ++k) factors[k] |= 1 << f;
@@ -491,11 +493,12 @@ std::vector<uint8_t> Tracker::flags_read(const std::vector<Storage>& storages, c
 
 // Notes what an operand holds after the instruction. without_value: inputs that do not hold values only.
 void Tracker::write(const std::vector<Storage>& storages, const Instruction& in, size_t operand,
-                    const std::vector<size_t>& without_value, const Origin& origin) {
+                    const std::vector<size_t>& without_value, const Origin& origin, bool in_loop) {
   const Access& r = in.operand(operand).access;
   InitMap& map = maps_[r.storage];
   writer_[r.storage] = in.source;
   if (r.is_dynamic()) return map.mark_somewhere();  // where it wrote is known at run time only
+  if (in_loop || in.oob_mode == OobMode::skip) map.write_perhaps();
   std::vector<uint8_t> to;
   bool certain = false;  // that some of it is garbage
   for (size_t i : without_value) {
@@ -567,7 +570,7 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
   }
   std::vector<size_t> without_value;
   Origin origin;
-  in.unwritten = unwritten_rows(storages, in, origin);
+  in.unwritten = in_loop ? nullptr : unwritten_rows(storages, in, origin);  // a loop may write them later
   if (!in.unwritten) origin = nullptr;
   for (size_t i = 0; i < in.operands.size(); ++i) {
     const Operand& o = in.operands[i];
@@ -614,9 +617,10 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
     if (is_matmul(in) && in.accumulate == Accumulate::automatic && !in_loop) {
       const auto state = maps_[o.access.storage].query(storages[o.access.storage], o.access);
       if (state == InitMap::State::none) in.accumulate = Accumulate::overwrite;
-      if (state == InitMap::State::all) in.accumulate = Accumulate::add;
+      const bool known = maps_[o.access.storage].everywhere() || !maps_[o.access.storage].full();
+      if (state == InitMap::State::all && known) in.accumulate = Accumulate::add;
     }
-    write(storages, in, i, without_value, origin);
+    write(storages, in, i, without_value, origin, in_loop);
   }
 }
 

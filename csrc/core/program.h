@@ -167,7 +167,9 @@ class InitMap {
   void assign(const Storage& s, const Access& a, const std::vector<uint8_t>& flags);
   void mark_all() { full_ = true, bytes_.clear(); }
   void mark_somewhere() { everywhere_ = everywhere_ && full_, mark_all(); }  // counts as all from now on
-  bool everywhere() const { return everywhere_ && full_; }                   // is every byte known to be written?
+  void write_perhaps() { everywhere_ = everywhere_ && full_; }  // what is marked next may not be written at all
+  bool everywhere() const { return everywhere_ && full_; }      // is every byte known to be written?
+  bool full() const { return full_; }
   bool written(int64_t byte) const { return full_ || (!bytes_.empty() && bytes_[byte]); }
   int64_t first(Byte what) const;  // linear address, -1: none; what: doubtful or garbage
 
@@ -218,7 +220,7 @@ class Tracker {
   std::shared_ptr<const UnwrittenRows> unwritten_rows(const std::vector<Storage>& storages, const Instruction& in,
                                                       Origin& origin) const;
   void write(const std::vector<Storage>& storages, const Instruction& in, size_t operand,
-             const std::vector<size_t>& without_value, const Origin& origin);
+             const std::vector<size_t>& without_value, const Origin& origin, bool in_loop);
 
   std::vector<InitMap> maps_;
   std::vector<uint32_t> writer_;  // source line

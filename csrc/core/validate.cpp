@@ -5,6 +5,7 @@
 
 #include "error.h"
 #include "program.h"
+#include "simd/kernels.h"
 
 namespace neuron {
 namespace {
@@ -32,6 +33,19 @@ void check_operand(const Instruction& in, const OperandSpec& o, const Operand& o
   }
   const Access& a = operand.access;
   const Storage& s = storages[a.storage];
+  constexpr int64_t kMost = int64_t{1} << 40;  // products of two fit
+  for (int d = 0; d < a.ndim; ++d)
+    if (a.dims[d].size < 1 || a.dims[d].size > kMost || a.dims[d].stride > kMost || a.dims[d].stride < -kMost)
+      fail(
+          in, o.name,
+          text("dimension ", d, " of ", a.dims[d].size, " elements with step ", a.dims[d].stride, " is not supported"));
+  if (a.indexing == Access::Indexing::elements)
+    if (const Access& i = *a.index;
+        a.partitions() % 16 || i.partitions() != a.partitions() || i.free_size() * a.index_stride < a.free_size())
+      fail(in, o.name,
+           text("of ", a.partitions(), " partitions cannot take ", a.free_size(), " elements by an index of shape (",
+                i.partitions(), ", ", i.free_size(),
+                "): partitions in groups of 16, as many in the index, and an index for each element"));
   if (!contains(o.memories, s.memory))
     fail(in, o.name, text("cannot be in ", kMemoryNames[static_cast<int>(s.memory)]));
   if (!contains(o.types, a.dtype)) fail(in, o.name, text("dtype ", info(a.dtype).name, " is not supported"));
@@ -147,6 +161,8 @@ void check_matmul(const Instruction& in, int generation) {
     return;
   }
   if (in.transpose) {
+    if (n != stationary.partitions())
+      fail(in, "moving", text("free size ", n, " must be ", stationary.partitions(), ", as of an identity"));
     if (size_of(dst.dtype) < size_of(moving.dtype))
       fail(in, "dst", text("dtype ", info(dst.dtype).name, " must be that of moving"));
     return;
@@ -183,6 +199,22 @@ void check_free(const Instruction& in, int operand, int64_t want) {
     fail(in, in.spec().operands[operand].name, text("free size ", a.free_size(), " must be ", want));
 }
 
+void check_partitions(const Instruction& in, int operand, int64_t want) {
+  const Access& a = in.operand(operand).access;
+  if (a.partitions() != want)
+    fail(in, in.spec().operands[operand].name, text("partition dimension ", a.partitions(), " must be ", want));
+}
+
+// (step, count) pairs that give a number for each element of a partition.
+void check_pattern(const Instruction& in) {
+  constexpr size_t kPairs = 8;
+  const int64_t free = in.operand(0).access.free_size();
+  if (in.list.size() > 2 * kPairs) fail(in, "pattern", text("has more than ", kPairs, " pairs"));
+  int64_t count = 1;
+  for (size_t i = 1; i < in.list.size() && count <= free; i += 2) count *= std::max<int64_t>(0, in.list[i]);
+  if (count != free) fail(in, "pattern", text("gives ", count, " numbers, a partition of dst has ", free, " elements"));
+}
+
 // Before trn3 TensorE writes within one bank.
 void check_bank(const Instruction& in, const Storage& s) {
   const Access& dst = in.operand(0).access;
@@ -216,10 +248,67 @@ void check_opcode(const Instruction& in, int generation) {
       check_free(in, 0, in.operand(1).access.free_size());
       return check_free(in, 2, 8);
     case Opcode::local_gather:
+      if (in.count < 0 || in.count > 32 || (in.count & (in.count - 1)))
+        fail(in, "num_elem_per_idx", text(in.count, " must be 1, 2, 4, 8, 16 or 32"));
+      check_partitions(in, 0, in.operand(1).access.partitions());
+      check_partitions(in, 2, in.operand(1).access.partitions());
       return check_multiple(in, 1, 16);
-    case Opcode::quantize_mx:
-      return check_multiple(in, 1, 32);
+    case Opcode::nc_n_gather:
+      check_partitions(in, 1, in.operand(0).access.partitions());
+      check_partitions(in, 2, in.operand(0).access.partitions());
+      return check_free(in, 2, in.operand(0).access.free_size());
+    case Opcode::nc_stream_shuffle:
+      for (const int64_t lane : in.list)
+        if ((lane < 0 || lane > 31) && lane != 255) fail(in, "shuffle_mask", text(lane, " must be 0 to 31, or 255"));
+      return check_free(in, 1, in.operand(0).access.free_size());
+    case Opcode::sequence_bounds:
+      check_partitions(in, 0, in.operand(1).access.partitions());
+      return check_free(in, 0, 2 * in.operand(1).access.free_size());
+    case Opcode::topk: {
+      const Access &values = in.operand(0).access, &src = in.operand(2).access;
+      const int64_t lanes = std::min<int64_t>(16, src.partitions());
+      check_partitions(in, 1, values.partitions());
+      check_free(in, 1, values.free_size());
+      if (values.partitions() > src.partitions())
+        fail(in, "val_dst", text("partition dimension ", values.partitions(), " exceeds src's ", src.partitions()));
+      if (in.count > lanes * src.free_size())
+        fail(in, "n", text(in.count, " exceeds the ", lanes * src.free_size(), " elements of src"));
+      return;
+    }
+    case Opcode::quantize_mx: {
+      const Access &dst = in.operand(0).access, &src = in.operand(1).access, &scale = in.operand(2).access;
+      check_multiple(in, 1, 32);
+      check_partitions(in, 0, src.partitions());
+      check_free(in, 0, src.free_size() / 4);
+      const int64_t needed = scale_row(src.partitions(), src.partitions() / 8 - 1) + 1;
+      if (scale.partitions() < needed || scale.free_size() < dst.free_size())
+        fail(in, "dst_scale",
+             text("shape (", scale.partitions(), ", ", scale.free_size(), ") is smaller than (", needed, ", ",
+                  dst.free_size(), ")"));
+      return;
+    }
+    case Opcode::dma_compute:
+      for (int i = 1; i < 3; ++i)
+        if (const Operand& o = in.operand(i); o.is_tile() && !o.access.index && !in.operand(0).access.index &&
+                                              o.access.elements() != in.operand(0).access.elements())
+          fail(in, in.spec().operands[i].name,
+               text("has ", o.access.elements(), " elements, dst has ", in.operand(0).access.elements()));
+      return;
+    case Opcode::affine_select:
+      if (info(in.op0).inputs != 2 || !kernels().binary_int[static_cast<int>(in.op0)])
+        fail(in, "cmp_op", text(info(in.op0).name, " is not supported"));
+      return check_pattern(in);
+    case Opcode::iota:
+      return check_pattern(in);
+    case Opcode::tensor_scalar_reduce:
+    case Opcode::select_reduce:
+    case Opcode::activation:
+    case Opcode::exponential:
+      if (in.reduce_cmd != ReduceCmd::idle && !kernels().reduce[static_cast<int>(in.reduce_op)])
+        fail(in, "reduce_op", text(info(in.reduce_op).name, " is not a reduction"));
+      return;
     case Opcode::nonzero_with_count:
+      check_partitions(in, 0, in.operand(1).access.partitions());
       return check_free(in, 0, in.operand(1).access.free_size() + 1);
     case Opcode::tensor_reduce: {
       const int64_t run = in.count, out = in.operand(0).access.free_size(), n = in.operand(1).access.free_size();
@@ -276,7 +365,9 @@ void Program::validate(Instruction& in) const {
       const bool same = a.storage == dst.storage;
       const bool aliased = !same && sd.memory == ss.memory && sd.address >= 0 && ss.address >= 0;
       if (!same && !aliased) continue;
-      if (same && a.offset == dst.offset && a.dtype == dst.dtype && a.ndim == dst.ndim && !a.is_dynamic() &&
+      // A second operator's operand is read after the first one's result is written.
+      const bool late = in.opcode == Opcode::tensor_scalar && i == 3;
+      if (same && !late && a.offset == dst.offset && a.dtype == dst.dtype && a.ndim == dst.ndim && !a.is_dynamic() &&
           !dst.is_dynamic() && std::equal(a.dims.begin(), a.dims.begin() + a.ndim, dst.dims.begin()))
         continue;
       Box x = bounding_box(sd, dst), y = bounding_box(ss, a);
