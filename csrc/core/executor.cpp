@@ -1671,9 +1671,7 @@ View Core::view(const Operand& operand) const {
   v.rows = a.ndim ? a.dims[0].size : 1;
   const int64_t offset = a.offset + (a.reg >= 0 ? registers_.at(a.reg) * a.reg_stride : 0);
   if (a.reg >= 0) {
-    Access here = a;
-    here.offset = offset;
-    const Box box = bounding_box(s, here);
+    const Box box = bounding_box(s, placed(a));
     if (offset < 0 || box.begin < 0 || box.end > s.row_bytes || box.partition_begin < 0 ||
         box.partition_end > s.partitions)
       throw OutOfBounds("an access to " + s.name + " is out of bounds: a register is " +

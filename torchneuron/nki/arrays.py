@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import dtypes
+from . import dtypes, errors
 from .session import new_bytes
 from .tensor import NkiTensor
 
@@ -51,6 +51,11 @@ class Input:
     memory: object
     is_copy: bool
 
+    def check_writable(self, number: int) -> None:
+        """ValueError if the kernel, which writes this argument, cannot."""
+        if isinstance(self.array, np.ndarray) and not self.array.flags.writeable:
+            raise ValueError(f"the kernel writes its argument {number} (of the arrays, from 0), which is read-only")
+
     def restore(self) -> None:
         if not self.is_copy:
             return
@@ -60,17 +65,26 @@ class Input:
             self.array.copy_(self.memory)
 
 
+def sizes(x: object) -> tuple[int, ...]:
+    """The shape of an argument; ValueError if there is nothing in it."""
+    shape = tuple(int(n) for n in x.shape)  # int: sizes of a dynamic graph are fixed
+    if 0 in shape:
+        raise ValueError(f"an argument of shape {shape} has no elements: kernels take arrays that have some")
+    return shape
+
+
 def signature(x: object) -> tuple:
     """What of an array a traced kernel depends on."""
-    return (tuple(map(int, x.shape)), str(x.dtype))  # int: sizes of a dynamic graph are fixed
+    return (sizes(x), str(x.dtype))
 
 
 def as_input(x: object) -> Input:
-    """x as kernel memory: itself where it is contiguous and writable, else a copy."""
-    shape, t = tuple(int(n) for n in x.shape), dtypes.dtype(x.dtype)
+    """x as kernel memory: itself where it is contiguous, writable and of this machine's byte order, else a copy."""
+    shape, t = sizes(x), dtypes.dtype(x.dtype)
     if isinstance(x, np.ndarray):
-        memory = x if x.flags.c_contiguous and x.flags.writeable else np.array(x, order="C", copy=True)
-        return Input(x, shape, t, memory.ctypes.data, memory, memory is not x and x.flags.writeable)
+        as_it_is = x.flags.c_contiguous and x.flags.writeable and x.dtype.isnative
+        memory = x if as_it_is else np.array(x, x.dtype.newbyteorder("="), order="C", copy=True)
+        return Input(x, shape, t, memory.ctypes.data, memory, memory is not x)
     detached = x.detach()
     memory = detached.contiguous()
     if memory.device.type == "neuron":  # what its stream still holds comes first, as for every operator
@@ -82,10 +96,19 @@ class Output:
     """A result: a view of one of the kernel's HBM tensors."""
 
     def __init__(self, t: NkiTensor) -> None:
+        if t.is_indirect():
+            raise errors.NkiValidationError(
+                f"a kernel returns tensors at fixed places, not a view of {t.name} by a register"
+            )
         self.storage, self.shape, self.strides, self.offset, self.dtype = (
             t.storage.id, t.shape, t.strides, t.offset, t.dtype,
         )  # fmt: skip
         self.bytes = math.prod(t.storage.shape) * t.storage.dtype.itemsize
+
+
+def bytes_of(x: Input) -> object:
+    """The memory of an argument as bytes."""
+    return x.memory.reshape(-1).view(_torch().uint8 if is_torch(x.memory) else np.uint8)
 
 
 def new_memory(like: object, size: int, cleared: bool) -> tuple[object, int]:
@@ -173,7 +196,9 @@ def key(value: object) -> object:
         return (type(value), tuple(key(v) for v in value))
     if isinstance(value, dict):
         return ("dict", tuple((k, key(v)) for k, v in value.items()))
-    if isinstance(value, (int, float, bool)):
+    if isinstance(value, float):
+        return (type(value), float(value).hex())  # which tells 0.0 from -0.0
+    if isinstance(value, (int, bool)):
         return (type(value), value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return (type(value), tuple((f.name, key(getattr(value, f.name))) for f in dataclasses.fields(value)))

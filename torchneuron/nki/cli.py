@@ -58,7 +58,12 @@ def main(arguments: list[str]) -> int:
 def _lint(args: argparse.Namespace) -> int:
     from .lint import lint
 
-    found = [f"{file}:{finding}" for file in args.files for finding in lint(file)]
+    found = []
+    for file in args.files:
+        try:
+            found += [f"{file}:{finding}" for finding in lint(file)]
+        except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as e:
+            sys.exit(f"{file} cannot be read as Python: {e}")
     print("\n".join(found), end="\n" if found else "")
     return bool(found)
 
@@ -106,10 +111,17 @@ def parse_input(text: str, rng: np.random.Generator) -> object:
     return values.astype(dtypes.numpy_dtype(t))
 
 
+def _parsed(text: str, rng: np.random.Generator) -> object:
+    try:
+        return parse_input(text, rng)
+    except (TypeError, ValueError) as e:
+        sys.exit(f"--input {text} is neither a number nor SHAPE:DTYPE as 128x512:bfloat16 ({e})")
+
+
 def _inputs(args: argparse.Namespace, module: object) -> tuple:
     if args.input:
         rng = np.random.default_rng(0)
-        return tuple(parse_input(i, rng) for i in args.input)
+        return tuple(_parsed(i, rng) for i in args.input)
     example = getattr(module, "example_inputs", None)
     if example is None:
         sys.exit("give the arguments with --input, or define example_inputs() in the file")

@@ -166,8 +166,12 @@ def tensor_copy(
 
 def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
     """dst = value. An integer dst takes an integer value; packed types take 0 only."""
-    if isinstance(value, (float, np.floating)) and dtypes.is_integer(dst.dtype) and float(value) != int(value):
+    if isinstance(value, (float, np.floating)) and dtypes.is_integer(dst.dtype) and not float(value).is_integer():
         raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
+    if dtypes.is_integer(dst.dtype) and dst.dtype != dtypes.bool_:
+        limits = np.iinfo(str(dst.dtype))
+        if not limits.min <= value <= limits.max:
+            raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
     if dst.dtype.endswith("_x4") and value != 0:
         raise NkiValidationError(f"memset of {dst.dtype} takes 0 only")
     _written(dst)

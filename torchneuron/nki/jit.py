@@ -48,9 +48,10 @@ class Traced:
 
 @dataclasses.dataclass(frozen=True)
 class _Argument:
-    """In a result: the caller's array number `index`."""
+    """In a result: the caller's array number `index`, or what `view` shows of it."""
 
     index: int
+    view: arrays.Output | None = None
 
 
 def _map_result(value: object, f: Callable[[object], object]) -> object:
@@ -65,7 +66,11 @@ def _map_result(value: object, f: Callable[[object], object]) -> object:
 
 def _result_of(inputs: list[int], t: NkiTensor) -> object:
     """What stands for a returned tensor; inputs: storages of the arguments."""
-    return _Argument(inputs.index(t.storage.id)) if t.storage.id in inputs else arrays.Output(t)
+    if t.on_chip:
+        raise errors.NkiValidationError(f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}")
+    if t.storage.id not in inputs:
+        return arrays.Output(t)
+    return _Argument(inputs.index(t.storage.id), None if t.is_whole() else arrays.Output(t))
 
 
 def _result_storages(result: object, inputs: Iterable[NkiTensor]) -> set[int]:
@@ -131,7 +136,9 @@ class Kernel:
         arrays.replace((args, kwargs), tensors.append)
 
         def result(r: object) -> object:
-            return tensors[r.index] if isinstance(r, _Argument) else arrays.as_fake(r, tensors[0])
+            if isinstance(r, _Argument):
+                return tensors[r.index] if r.view is None else arrays.as_fake(r.view, tensors[r.index])
+            return arrays.as_fake(r, tensors[0])
 
         return _map_result(traced.result, result)
 
@@ -231,6 +238,8 @@ class Kernel:
             for storage, array in traced.constants[core]:
                 c.bind(storage, array.ctypes.data)
             cores.append(c)
+        for i in traced.written:
+            given[i].check_writable(i)
         try:
             _core.run(cores)
         except _core.Error as e:
@@ -239,7 +248,10 @@ class Kernel:
             given[i].restore()
 
         def result(r: object) -> object:
-            return given[r.index].array if isinstance(r, _Argument) else arrays.as_result(r, memories[r.storage], like)
+            if isinstance(r, arrays.Output):
+                return arrays.as_result(r, memories[r.storage], like)
+            x = given[r.index]
+            return x.array if r.view is None else arrays.as_result(r.view, arrays.bytes_of(x), x.array)
 
         return _map_result(traced.result, result)
 
@@ -258,7 +270,9 @@ class Kernel:
         results = traced.result if isinstance(traced.result, (list, tuple)) else [traced.result]
         constants = {storage for storage, _ in traced.constants[0]}
         if not all(
-            isinstance(r, _Argument) or (isinstance(r, arrays.Output) and r.storage not in constants) for r in results
+            (isinstance(r, _Argument) and r.view is None)
+            or (isinstance(r, arrays.Output) and r.storage not in constants)
+            for r in results
         ):
             return None
         made: list[tuple[int, bool]] = []
@@ -302,7 +316,7 @@ def _plain(result: arrays.Output | _Argument, buffers: dict[int, int]) -> dict:
 
 def _shape_only(x: object) -> arrays.Input:
     """An argument for tracing: shape and type, and memory that is never touched."""
-    return arrays.Input(None, tuple(int(n) for n in x.shape), dtypes.dtype(x.dtype), 0, None, False)
+    return arrays.Input(None, arrays.sizes(x), dtypes.dtype(x.dtype), 0, None, False)
 
 
 def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targets.Target | None = None) -> list:
@@ -344,8 +358,9 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
                 args, kwargs = prepared[rank]
                 out = kernel.func(*_swap_inputs(args, swap), **_swap_inputs(kwargs, swap))
                 session.finish(_result_storages(out, tensors.values()))
-                for x in given[rank]:
+                for number, x in enumerate(given[rank]):
                     if id(x) in tensors and tensors[id(x)].storage.written:
+                        x.check_writable(number)
                         x.restore()
                 if core == 0:
                     by_storage = {t.storage.id: x for i, t in tensors.items() for x in given[rank] if id(x) == i}
@@ -353,12 +368,15 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
 
                     def result(t: NkiTensor) -> object:
                         source = by_storage.get(t.storage.id)
-                        if source is not None and t.shape == source.shape:
-                            return source.array
                         if t.on_chip:
                             raise errors.NkiValidationError(
                                 f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}"
                             )
+                        if source is not None:
+                            if t.is_whole():
+                                return source.array
+                            view = arrays.Output(t)
+                            return lambda: arrays.as_result(view, arrays.bytes_of(source), source.array)
                         return lambda: arrays.as_result(arrays.Output(t), t.storage.array, like)
 
                     results[rank] = _map_result(out, result)

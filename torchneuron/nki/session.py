@@ -251,6 +251,8 @@ class Session:
         """That a place which the kernel chose exists."""
         where = f"({self.locate(source)})"
         memory, capacity = ("PSUM", PSUM_BYTES) if storage.buffer is psum else ("SBUF", self.target.sbuf_bytes)
+        if partition < 0 or offset < 0:
+            raise errors.NkiValidationError(f"{storage.name}: address ({partition}, {offset}) is negative {where}")
         if partition + partitions > 128:
             raise errors.NkiValidationError(
                 f"{storage.name}: partitions {partition} to {partition + partitions - 1} are more than the 128 of "

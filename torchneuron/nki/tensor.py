@@ -140,6 +140,12 @@ class NkiTensor:
         """Elements per partition."""
         return math.prod(self.shape[1:])
 
+    def is_whole(self) -> bool:
+        """All of the tensor that it is a view of, as that was made."""
+        s = self.storage
+        same = (self.shape, self.dtype, self.strides, self.offset) == (s.shape, s.dtype, row_major(s.shape), 0)
+        return same and not self.is_indirect()
+
     def is_contiguous(self) -> bool:
         """Row-major without gaps; on chip within each partition."""
         first = 1 if self.on_chip else 0
@@ -494,7 +500,9 @@ class NkiTensor:
     def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
         """Elements of each partition named by index [P, K]; element i of a group of 16 partitions is at
         index[i % 16, i // 16]. The result is [P, num_elem]."""
-        n = num_elem or index.shape[0] * index.free_size
+        if self.free_size > 1 and self.strides[1:] != row_major(self.shape[1:]):
+            raise ValueError("indirect() needs elements without gaps in a partition")
+        n = num_elem or 16 * index.free_size
         view = self._view((self.shape[0], int(n)), (self.strides[0], 1))
         view.indexing, view.index, view.index_stride, view.index_limit = ELEMENTS, index, 16, self.free_size
         return view
