@@ -74,12 +74,28 @@ struct PyCore {
   PyCore(std::shared_ptr<Program> p, int program_id, int rank) : program(p), core(*p, program_id, rank) {}
 };
 
+// What is followed is where registers say now.
+void follow_here(PyCore& c, Instruction& in) {
+  Instruction here = in;
+  bool moves = false;
+  for (Operand& o : here.operands)
+    if (o.is_tile() && o.access.reg >= 0) {
+      c.core.view(o);  // throws where it is out of bounds
+      o.access = c.core.placed(o.access);
+      moves = true;
+    }
+  if (!moves) return c.program->follow(in, false);
+  c.program->follow(here, false);
+  in.accumulate = here.accumulate;
+  in.unwritten = here.unwritten;
+}
+
 // Validates, follows and runs one instruction. True: it waits for other cores.
 bool step(PyCore& c, int opcode, int engine, const py::tuple& operands, const py::dict& attrs, const py::tuple& list,
           uint32_t source) {
   Instruction in = parse(opcode, engine, operands, attrs, list, source);
   c.program->validate(in);
-  c.program->follow(in, false);
+  follow_here(c, in);
   if (in.spec().rendezvous) {
     c.pending = std::move(in);
     return true;
@@ -235,6 +251,7 @@ PYBIND11_MODULE(_core, m) {
           "check_capacity",
           [](Program& p, int64_t sbuf_bytes) { Program::check_capacity(p.storages(), p.tracker().live(), sbuf_bytes); })
       .def("check_results", [](Program& p, const std::vector<uint32_t>& results) { p.check_results(results); })
+      .def_property_readonly("loop_depth", &Program::loop_depth)
       .def_property_readonly("proves_unwritten_rows", &Program::proves_unwritten_rows)
       .def("first_read", [](const Program& p) { return p.tracker().first_read(p.storages()); })
       .def("follow_shared", [](Program& p) { p.shared_uses().follow(); })
@@ -296,6 +313,11 @@ PYBIND11_MODULE(_core, m) {
   m.def("run", [](const std::vector<PyCore*>& cores) {
     std::vector<Core*> all;
     for (PyCore* c : cores) all.push_back(&c->core);
+    const std::function<void()> signals = [] {  // Ctrl-C ends what runs for long
+      py::gil_scoped_acquire locked;
+      if (PyErr_CheckSignals()) throw py::error_already_set();
+    };
+    for (Core* c : all) c->set_interrupt(&signals);
     py::gil_scoped_release unlocked;
     run(all);
   });

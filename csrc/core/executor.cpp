@@ -1813,7 +1813,6 @@ void Core::execute(const Instruction& in, Lane* lane) {
   mark_written(in);
 }
 
-// Where an access is now: with its register's value.
 Access Core::placed(const Access& a) const {
   Access out = a;
   if (a.reg >= 0) out.offset += registers_[a.reg] * a.reg_stride, out.reg = -1;
@@ -2010,6 +2009,8 @@ Core::State Core::run() {
       ++position_;
       return State::waiting;
     }
+    const bool again = in.opcode == Opcode::loop_end || in.opcode == Opcode::while_end;
+    if (again && interrupt_ && ++rounds_ % 1024 == 0) (*interrupt_)();
     switch (in.opcode) {
       case Opcode::loop_begin:
         set_reg(in.reg, value(in.start));

@@ -81,6 +81,9 @@ class Core {
   int64_t reg(int r) const { return registers_[r]; }
   void set_reg(int r, int64_t value);
   View view(const Operand& operand) const;
+  Access placed(const Access& a) const;  // with its register's value
+  // Called now and then in long loops; it may throw. Lives as long as they run.
+  void set_interrupt(const std::function<void()>* f) { interrupt_ = f; }
   const Program& program() const { return program_; }
   int program_id() const { return program_id_; }
   int rank() const { return rank_; }
@@ -98,7 +101,6 @@ class Core {
   void run_segment(const CodeSegment& segment, Lane* lane);
   void run_rows(const CodeSegment& segment, Lane* lane);
   void mark_written(const Instruction& instruction);
-  Access placed(const Access& a) const;
   void run_parts();
   void place(const Part& part, char* const arena[2]);
   void ensure(uint32_t storage);
@@ -117,6 +119,8 @@ class Core {
   std::vector<uint8_t> tracked_;
   uint32_t position_ = 0;  // segment
   bool entered_ = false;
+  const std::function<void()>* interrupt_ = nullptr;
+  uint32_t rounds_ = 0;  // of loops
   const Instruction* waiting_ = nullptr;
 };
 

@@ -1,6 +1,8 @@
 """What a kernel may not do is an error that says so, step by step and traced: nothing is read or written elsewhere."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -127,6 +129,73 @@ def test_places_by_a_register_have_bounds(what, way):
 
     with pytest.raises(nki.NkiOutOfBoundsError, match="a register is"):
         way(kernel)(X)
+
+
+def test_places_by_a_register_are_followed_step_by_step():
+    """What was not written is garbage for who reads it by a register, too; traced, the places are not known."""
+
+    def kernel(x):
+        out, t = nl.ndarray((128, 8), nl.float32, nl.shared_hbm), nl.ndarray((128, 8), nl.float32)
+        nisa.dma_copy(t[:, 0:4], x[:, 0:4])
+        r = nisa.register_alloc(2)
+        nisa.tensor_copy(t[:, nl.ds(r, 4)], t[:, nl.ds(r, 4)])
+        nisa.dma_copy(out, t)
+        return out
+
+    with pytest.raises(nki.NkiUninitialisedReadError, match="element 4"):
+        nki.simulate(kernel)(X)
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "statement, message",
+    [
+        (lambda t: t[200:328], "200:328"),
+        (lambda t: nisa.memset(t.view(nl.int32), 1 << 40), "memset value"),
+        (lambda t: nisa.nc_matmul(t, t, t, tile_position=(1280, 0)), "tile_position 1280"),
+        (lambda t: nl.ndarray((129, 4), nl.float32), "129"),
+    ],
+)
+def test_limits_that_python_checks_name_the_line(statement, message, way):
+    def kernel(x):
+        statement(nl.load(x))
+        return x
+
+    with pytest.raises(nki.NkiError, match=message) as caught:
+        way(kernel)(X)
+    where = f"{__file__}:{statement.__code__.co_firstlineno}"
+    assert caught.value.location == where and where in str(caught.value)
+
+
+def test_a_device_loop_runs_to_its_end():
+    def kernel(x):
+        for _ in nl.dynamic_range(0, nisa.register_alloc(4)):
+            break
+        return x
+
+    with pytest.raises(nki.NkiValidationError, match="break"):
+        nki.jit(kernel)(X)
+
+
+def test_an_endless_loop_ends_with_ctrl_c():
+    """In a process of its own, as the signal is for the main thread."""
+    program = """
+import signal, numpy as np, nki, nki.isa as nisa, nki.language as nl
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+def k(x):
+    t, r = nl.load(x), nisa.register_alloc(1)
+    for _ in nl.dynamic_range(0, nisa.register_alloc(1 << 40)):
+        nisa.tensor_copy(t, t)
+    return x
+signal.alarm(1)
+try:
+    nki.jit(k)(np.ones((4, 4), np.float32))
+except KeyboardInterrupt:
+    print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ended\n", done.stderr
 
 
 @WAYS

@@ -61,6 +61,24 @@ _TRANSLATION = {
 }
 
 
+def locate(error: NkiError, package: str) -> None:
+    """Gives an error that was raised in Python the kernel's line, the last one outside the package's folder in its
+    traceback, and the instruction that was called there."""
+    if error.location:
+        return
+    step, called = error.__traceback__, ""
+    while step is not None:
+        code = step.tb_frame.f_code
+        if not code.co_filename.startswith(package):
+            error.location, called = f"{code.co_filename}:{step.tb_lineno}", ""
+        elif error.location and not called:
+            called = code.co_name
+        step = step.tb_next
+    error.instruction = error.instruction or called
+    if error.location and error.location not in str(error):
+        error.args = (f"{error} ({error.location})",)
+
+
 def with_places(text: str, locate: Callable[[int], str]) -> str:
     """The core's text with file:line in place of `@n`."""
     return re.sub(r"@(\d+)", lambda m: "at " + locate(int(m.group(1))), text)

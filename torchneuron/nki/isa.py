@@ -232,7 +232,12 @@ def nc_matmul(
 
 
 def _check_tiling(instruction: str, position: Sequence[int] | None, size: Sequence[int] | None) -> None:
-    """Tiles of the array: sizes 32, 64, 128 at multiples of themselves."""
+    """Tiles of the array of 128 x 128: sizes 32, 64, 128 at multiples of themselves."""
+    if len(position or ()) > 2 or len(size or ()) > 2:
+        raise NkiValidationError(f"{instruction} tile_position and tile_size are (row, column)")
+    for p in position or ():
+        if not 0 <= p < 128:
+            raise NkiValidationError(f"{instruction} tile_position {p} must be in 0 .. 127")
     for p, s in zip(position or (), size or ()):
         if s not in (32, 64, 128):
             raise NkiValidationError(f"{instruction} tile_size {s} must be 32, 64 or 128")

@@ -284,6 +284,8 @@ class Session:
         what nothing wrote; warns if anything else was."""
         if not self.wide:  # what is kept in fp32 takes more than it would
             self._check_capacity()
+        if self.program.loop_depth:
+            raise errors.NkiValidationError("a device loop was left by break or return: it runs to its end")
         try:
             self.program.check_results(sorted(results))
         except _core.Error as e:
@@ -366,5 +368,8 @@ def run(session: Session, body: Callable[[], object]) -> object:
     _state.session = session
     try:
         return body()
+    except errors.NkiError as e:
+        errors.locate(e, _PACKAGE)
+        raise
     finally:
         _state.session = previous
