@@ -51,8 +51,6 @@ std::span<const Attribute> attributes() {
       ATTR(count),
       ATTR(group),
       {"value", [](Instruction& i, double v) { i.value = v; }, [](const Instruction& i) { return i.value; }},
-      ATTR(tile_row),
-      ATTR(tile_column),
       ATTR(reg),
       BOUND(start, value),
       BOUND(stop, value),
@@ -466,7 +464,10 @@ std::shared_ptr<const UnwrittenRows> Tracker::unwritten_rows(const std::vector<S
     bool before = false;
     for (int64_t c = 0; c < width; ++c) {
       bool holds = false;
-      for (int64_t k = r.begin; k < r.end; ++k) holds = holds || flags[k * width + c] == InitMap::value;
+      for (int64_t k = r.begin; k < r.end; ++k) {
+        const uint8_t f = flags[k * width + c];
+        holds = holds || f == InitMap::value || f == InitMap::doubtful;
+      }
       if (holds && !before) r.columns.emplace_back(c, c);
       if (holds) r.columns.back().second = c + 1;
       before = holds;

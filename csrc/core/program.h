@@ -102,7 +102,6 @@ struct Instruction {
   uint8_t stage = 0;  // bit i: operand i overlaps the result in another pattern and is read first (set by seal)
   int64_t offset = 0, channel_multiplier = 0, count = 0, group = 0;
   double value = 0;
-  int64_t tile_row = 0, tile_column = 0;
   Bound start, stop, step;
   int reg = -1;
   std::vector<int64_t> list;  // index pattern, shuffle mask, replica groups

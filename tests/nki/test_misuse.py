@@ -266,6 +266,25 @@ def test_a_product_beside_zeros_stays_when_another_uses_it(way):
 
 
 @WAYS
+def test_unwritten_rows_beside_a_product_that_is_right(way):
+    """The product holds values, so they count: the rows beside it do harm."""
+
+    def kernel(x, y):
+        a, f, g = nl.ndarray((128, 64), nl.float32), tile(128, 64, value=0), nl.ndarray((128, 32), nl.float32)
+        nisa.dma_copy(a[0:64], x)
+        nisa.nc_matmul(p := nl.ndarray((64, 64), nl.float32, nl.psum), a, nl.load(y))
+        nisa.tensor_copy(f[64:128], p)
+        nisa.memset(g[0:64], 1)
+        nisa.nc_matmul(q := nl.ndarray((32, 64), nl.float32, nl.psum), g, f)
+        return saved(nl.copy(q))
+
+    x, y = np.ones((64, 64), F32), np.ones((128, 64), F32)
+    y[64:] = 0
+    with pytest.raises(nki.NkiUninitialisedReadError, match="partition 64"):
+        way(kernel)(x, y)
+
+
+@WAYS
 def test_what_is_written_perhaps_is_0_otherwise(way):
     def loop(n, x):
         out = nl.ndarray((128, 64), nl.float32, nl.shared_hbm)
