@@ -79,8 +79,7 @@ void follow_here(PyCore& c, Instruction& in) {
   Instruction here = in;
   bool moves = false;
   for (Operand& o : here.operands)
-    if (o.is_tile() && o.access.reg >= 0) {
-      c.core.view(o);  // throws where it is out of bounds
+    if (o.is_tile() && o.access.reg >= 0 && c.core.is_inside(o.access)) {
       o.access = c.core.placed(o.access);
       moves = true;
     }

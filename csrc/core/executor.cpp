@@ -1670,15 +1670,6 @@ View Core::view(const Operand& operand) const {
   v.dtype = a.dtype;
   v.rows = a.ndim ? a.dims[0].size : 1;
   const int64_t offset = a.offset + (a.reg >= 0 ? registers_.at(a.reg) * a.reg_stride : 0);
-  if (a.reg >= 0) {
-    const Box box = bounding_box(s, placed(a));
-    if (offset < 0 || box.begin < 0 || box.end > s.row_bytes || box.partition_begin < 0 ||
-        box.partition_end > s.partitions)
-      throw OutOfBounds("an access to " + s.name + " is out of bounds: a register is " +
-                        std::to_string(registers_[a.reg]) + ", so that it begins at element " + std::to_string(offset) +
-                        " of " + std::to_string(s.partitions) + " partitions of " +
-                        std::to_string(s.row_bytes / size_of(a.dtype)));
-  }
   if (on_chip(s.memory)) {
     const int64_t row = s.row_bytes / item, p = offset / row;
     v.partition = s.partition_start + p;
@@ -1692,13 +1683,33 @@ View Core::view(const Operand& operand) const {
   return v;
 }
 
+bool Core::is_inside(const Access& a) const {
+  const Storage& s = program_.storages()[a.storage];
+  const Access here = placed(a);
+  const Box box = bounding_box(s, here);
+  return here.offset >= 0 && box.begin >= 0 && box.end <= s.row_bytes && box.partition_begin >= 0 &&
+         box.partition_end <= s.partitions;
+}
+
 Core::Call Core::resolve(const Instruction& in, Lane* lane) {
   Call c;
   c.in = &in;
   c.lane = lane;
   c.registers = lane ? &lane->registers : &registers_of_engines_;
   for (size_t i = 0; i < in.operands.size(); ++i)
-    if (in.operands[i].is_tile()) c.v[i] = view(in.operands[i]);
+    if (in.operands[i].is_tile()) {
+      const Access& a = in.operands[i].access;
+      const bool looks_itself = in.spec().prefer == Engine::dma;  // row by row; it may skip some
+      if (a.reg >= 0 && !looks_itself && !is_inside(a)) {
+        const Storage& s = program_.storages()[a.storage];
+        std::ostringstream what;
+        what << in.spec().name << " " << in.spec().operands[i].name << " is out of bounds: a register is "
+             << registers_[a.reg] << ", so that it begins at element " << placed(a).offset << " of " << s.name
+             << " with " << s.partitions << " partitions of " << s.row_bytes / size_of(a.dtype) << " elements";
+        throw OutOfBounds(what.str());
+      }
+      c.v[i] = view(in.operands[i]);
+    }
   c.v[0].discard = in.discard;
   return c;
 }

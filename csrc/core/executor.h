@@ -82,6 +82,7 @@ class Core {
   void set_reg(int r, int64_t value);
   View view(const Operand& operand) const;
   Access placed(const Access& a) const;  // with its register's value
+  bool is_inside(const Access& a) const;
   // Called now and then in long loops; it may throw. Lives as long as they run.
   void set_interrupt(const std::function<void()>* f) { interrupt_ = f; }
   const Program& program() const { return program_; }

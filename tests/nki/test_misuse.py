@@ -131,6 +131,24 @@ def test_places_by_a_register_have_bounds(what, way):
         way(kernel)(X)
 
 
+@WAYS
+@pytest.mark.parametrize("start", [2, -1000, 1000])
+def test_dma_may_skip_places_by_a_register(start, way):
+    def kernel(x, n):
+        out, r = nl.ndarray((8, 8), nl.float32, nl.shared_hbm), nisa.register_alloc()
+        nisa.dma_copy(out, x)
+        nisa.register_load(r, nl.load(n))
+        rows = out.ap([[8, 2], [1, 8]], scalar_offset=r)
+        nisa.dma_copy(rows, tile(2, 8, value=5), oob_mode=nisa.oob_mode.skip)
+        return out
+
+    want = X[:8].copy()
+    if start == 2:
+        want[2:4] = 5
+    got = way(kernel)(X[:8].copy(), np.array([[start]], np.int32))
+    np.testing.assert_array_equal(got, want)
+
+
 def test_places_by_a_register_are_followed_step_by_step():
     """What was not written is garbage for who reads it by a register, too; traced, the places are not known."""
 
