@@ -56,6 +56,16 @@ SUITE_FAULTS = (
         "multiple of 8, and nothing clears the rest), so the scale that they share depends on what SBUF held before",
     ),
     (
+        "test_qkv_cte.py",
+        "unexpected keyword argument 'is_input_swizzled'",
+        "the test hands `is_input_swizzled` to `qkv`, which has no such parameter in this release (`qkv_cte` has)",
+    ),
+    (
+        "test_qkv_cte.py",
+        "'module' object is not callable",
+        "qkv_cte.py imports `stream_shuffle_broadcast` from `..utils`, where it is a module, and calls it",
+    ),
+    (
         "13252-17-",
         "the process ended",
         "memory: the suite compares 541 million elements and more in float64 (comparators.py) with three arrays alive at "
