@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "clock.h"
 #include "error.h"
 #include "executor.h"
@@ -76,14 +78,11 @@ struct PyCore {
 
 // What is followed is where registers say now.
 void follow_here(PyCore& c, Instruction& in) {
+  const auto moves = [&](const Operand& o) { return o.is_tile() && o.access.reg >= 0 && c.core.is_inside(o.access); };
+  if (std::ranges::none_of(in.operands, moves)) return c.program->follow(in, false);
   Instruction here = in;
-  bool moves = false;
   for (Operand& o : here.operands)
-    if (o.is_tile() && o.access.reg >= 0 && c.core.is_inside(o.access)) {
-      o.access = c.core.placed(o.access);
-      moves = true;
-    }
-  if (!moves) return c.program->follow(in, false);
+    if (moves(o)) o.access = c.core.placed(o.access);
   c.program->follow(here, false);
   in.accumulate = here.accumulate;
   in.unwritten = here.unwritten;
@@ -312,7 +311,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("run", [](const std::vector<PyCore*>& cores) {
     std::vector<Core*> all;
     for (PyCore* c : cores) all.push_back(&c->core);
-    const std::function<void()> signals = [] {  // Ctrl-C ends what runs for long
+    static const std::function<void()> signals = [] {  // Ctrl-C ends what runs for long
       py::gil_scoped_acquire locked;
       if (PyErr_CheckSignals()) throw py::error_already_set();
     };

@@ -186,10 +186,7 @@ struct PackedType {
     const auto constructor = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(scalar));
     constructor.attr("dtype") = dtype;
     // Without it NumPy's own asks for a float.
-    const auto no_complex = [](const py::object& self) -> py::object {
-      PyErr_Format(PyExc_TypeError, "%s is four numbers, not one", Py_TYPE(self.ptr())->tp_name);
-      throw py::error_already_set();
-    };
+    const auto no_complex = [](const py::object& self) { check(no_number(self.ptr())); };
     constructor.attr("__complex__") = py::cpp_function(no_complex, py::is_method(constructor));
     numpy.attr("sctypeDict")[type.name] = constructor;  // np.dtype("float8_e4m3fn_x4"), as ml_dtypes has it
     m.attr(type.name) = constructor;

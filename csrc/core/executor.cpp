@@ -90,6 +90,13 @@ const int32_t* load_int(const View& v, int64_t row, int64_t begin, int64_t n, in
   return to;
 }
 
+void clear(const View& v, int64_t row) {
+  const int64_t item = size_of(v.dtype);
+  for_runs(v, row, 0, v.free, [&](char* p, int64_t stride, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) std::memset(p + i * stride, 0, item);
+  });
+}
+
 // Are elements of a row 0, of either sign?
 bool is_zero(const View& v, int64_t row, int64_t begin, int64_t count) {
   const int64_t item = size_of(v.dtype);
@@ -1466,10 +1473,7 @@ struct Semantics {
     // count 1: one binade of headroom (API 0.5 on); 0: the OCP rule, which saturates.
     const int headroom = c.in->count ? 1 : 0;
     if (c.in->accumulate == Accumulate::overwrite)  // rows without a scale are 0
-      for (int64_t p = 0; p < scale.rows; ++p)
-        for_runs(scale, p, 0, scale.free, [](char* to, int64_t stride, int64_t n) {
-          for (int64_t i = 0; i < n; ++i) to[i * stride] = 0;
-        });
+      for (int64_t p = 0; p < scale.rows; ++p) clear(scale, p);
     std::vector<float> x(8 * src.free);
     for (int64_t g = 0; g < src.rows / 8; ++g) {
       for (int64_t p = 0; p < 8; ++p) {
@@ -1669,7 +1673,7 @@ View Core::view(const Operand& operand) const {
   View v;
   v.dtype = a.dtype;
   v.rows = a.ndim ? a.dims[0].size : 1;
-  const int64_t offset = a.offset + (a.reg >= 0 ? registers_.at(a.reg) * a.reg_stride : 0);
+  const int64_t offset = a.reg >= 0 ? placed(a).offset : a.offset;
   if (on_chip(s.memory)) {
     const int64_t row = s.row_bytes / item, p = offset / row;
     v.partition = s.partition_start + p;
@@ -1699,8 +1703,8 @@ Core::Call Core::resolve(const Instruction& in, Lane* lane) {
   for (size_t i = 0; i < in.operands.size(); ++i)
     if (in.operands[i].is_tile()) {
       const Access& a = in.operands[i].access;
-      const bool looks_itself = in.spec().prefer == Engine::dma;  // row by row; it may skip some
-      if (a.reg >= 0 && !looks_itself && !is_inside(a)) {
+      // DMA looks itself, row by row; it may skip some.
+      if (a.reg >= 0 && in.spec().prefer != Engine::dma && !is_inside(a)) {
         const Storage& s = program_.storages()[a.storage];
         std::ostringstream what;
         what << in.spec().name << " " << in.spec().operands[i].name << " is out of bounds: a register is "
@@ -1720,9 +1724,7 @@ bool Core::leave_out(const Instruction& in) {
     for (int64_t k = r.begin; k < r.end; ++k)
       for (auto [first, last] : r.columns)
         if (!is_zero(other, k, first, last - first)) return false;
-    for_runs(own, r.row, 0, own.free, [&](char* p, int64_t stride, int64_t n) {
-      for (int64_t i = 0; i < n; ++i) std::memset(p + i * stride, 0, size_of(own.dtype));
-    });
+    clear(own, r.row);
   }
   return true;
 }
@@ -1826,7 +1828,7 @@ void Core::execute(const Instruction& in, Lane* lane) {
 
 Access Core::placed(const Access& a) const {
   Access out = a;
-  if (a.reg >= 0) out.offset += registers_[a.reg] * a.reg_stride, out.reg = -1;
+  if (a.reg >= 0) out.offset += registers_.at(a.reg) * a.reg_stride, out.reg = -1;
   return out;
 }
 

@@ -144,7 +144,7 @@ enum class OobMode : uint8_t { error, skip };
 enum class DgeMode : uint8_t { unknown, swdge, hwdge, none };
 enum class PerfMode : uint8_t { none, double_row };
 // What a matmul does with what PSUM holds; automatic: the first write of an element since its tile was allocated
-// overwrites, later ones add.
+// overwrites, later ones add. quantize_mx: whether its scale's other rows become 0 (overwrite) or stay.
 enum class Accumulate : uint8_t { overwrite, add, automatic };
 
 // ---- instructions --------------------------------------------------------------------------------------------------

@@ -619,8 +619,7 @@ class Planner {
   }
 
   void merge_steps() {
-    constexpr uint32_t kNever = 0;
-    std::vector<uint32_t> last_read(storages_.size(), kNever);  // step and 1
+    std::vector<uint32_t> last_read(storages_.size(), 0);  // steps up to the last one that reads it
     for (uint32_t i = 0; i < plan_.steps.size(); ++i) {
       const RowStep& s = plan_.steps[i];
       for (const RowOperand* o : {&s.a, &s.b, &s.c, &s.d})

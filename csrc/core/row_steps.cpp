@@ -133,17 +133,6 @@ class Lowering {
   }
   void binary(AluOp op, bool reverse, const RowOperand& a, const RowOperand& b, const RowOperand& to) {
     const bool swaps = reverse && info(op).inputs == 2;
-    // A second operator on what the last step gave, which nobody else sees, goes into the same pass.
-    if (RowStep* last = steps_.empty() ? nullptr : &steps_.back();
-        last && last->kind == Kind::binary && !last->a.one && a == last->to && (a.place == Place::line || a == to) &&
-        !(b == last->to) && K().chain[index(last->op)][index(op)][swaps]) {
-      last->kind = Kind::chain;
-      last->op2 = op;
-      last->reversed = swaps;
-      last->c = b;
-      last->to = to;
-      return;
-    }
     RowStep& s = step(Kind::binary, n_);
     s.op = op;
     s.a = a;
@@ -409,18 +398,21 @@ bool passes_together(const RowStep& x, const RowStep& y) {
 std::optional<RowStep> merged(const RowStep& x, RowStep y, bool unread) {
   const bool forwards = (x.kind == Kind::binary && !x.a.one) || (x.kind == Kind::chain && !x.reversed);
   if (!forwards || x.to.one || x.n != y.n || x.whole || y.whole) return std::nullopt;
-  if (y.kind == Kind::binary && y.b == x.to && (y.op == AluOp::add || y.op == AluOp::multiply)) std::swap(y.a, y.b);
-  if (!(y.a == x.to) || !passes_together(x, y)) return std::nullopt;
   RowStep out = x;
+  if (y.kind == Kind::binary && y.b == x.to && !(y.a == x.to)) {
+    std::swap(y.a, y.b);
+    out.reversed = y.op != AluOp::add && y.op != AluOp::multiply;
+  }
+  if (!(y.a == x.to) || !passes_together(x, y)) return std::nullopt;
   if (y.kind == Kind::binary && (unread || y.to == x.to)) {
     out.to = y.to;
-    if (x.kind == Kind::binary && K().chain[index(x.op)][index(y.op)][0]) {
+    if (x.kind == Kind::binary && K().chain[index(x.op)][index(y.op)][out.reversed]) {
       out.kind = Kind::chain;
       out.op2 = y.op;
       out.c = y.b;
       return out;
     }
-    if (x.kind == Kind::chain && K().chain3[index(x.op)][index(x.op2)][index(y.op)]) {
+    if (x.kind == Kind::chain && !out.reversed && K().chain3[index(x.op)][index(x.op2)][index(y.op)]) {
       out.kind = Kind::chain3;
       out.op3 = y.op;
       out.d = y.b;

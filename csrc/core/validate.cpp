@@ -139,6 +139,16 @@ void check_rules(const Instruction& in, const std::vector<Storage>& storages) {
         fail(in, sp.operands[i].name, "cannot be in psum: GpSimdE has no access to it");
 }
 
+// MX scales of values on so many partitions, with so many words on each.
+void check_scale(const Instruction& in, int operand, int64_t partitions, int64_t words) {
+  const Access& a = in.operand(operand).access;
+  const int64_t needed = scale_row(partitions, partitions / 8 - 1) + 1;
+  if (a.partitions() < needed || a.free_size() < words)
+    fail(in, in.spec().operands[operand].name,
+         text("shape (", a.partitions(), ", ", a.free_size(), ") is smaller than (", needed, ", ", words,
+              "), which holds a scale for each 8 partitions"));
+}
+
 void check_matmul(const Instruction& in, int generation) {
   const Access &dst = in.operand(0).access, &stationary = in.operand(1).access, &moving = in.operand(2).access;
   const int64_t rows = in.perf_mode == PerfMode::double_row ? 2 : 1;
@@ -152,13 +162,8 @@ void check_matmul(const Instruction& in, int generation) {
   if (dst.partitions() != m || dst.free_size() != n)
     fail(in, "dst", text("shape (", dst.partitions(), ", ", dst.free_size(), ") is not (", m, ", ", n, ")"));
   if (in.opcode == Opcode::nc_matmul_mx) {
-    const int64_t needed = scale_row(moving.partitions(), moving.partitions() / 8 - 1) + 1;
-    for (int i : {3, 4})
-      if (const Access& a = in.operand(i).access; a.partitions() < needed || a.free_size() < (i == 3 ? m : n))
-        fail(in, in.spec().operands[i].name,
-             text("shape (", a.partitions(), ", ", a.free_size(), ") is smaller than (", needed, ", ", i == 3 ? m : n,
-                  "), which holds a scale for each 8 partitions"));
-    return;
+    check_scale(in, 3, stationary.partitions(), m);
+    return check_scale(in, 4, moving.partitions(), n);
   }
   if (in.transpose) {
     if (n != stationary.partitions())
@@ -276,16 +281,11 @@ void check_opcode(const Instruction& in, int generation) {
       return;
     }
     case Opcode::quantize_mx: {
-      const Access &dst = in.operand(0).access, &src = in.operand(1).access, &scale = in.operand(2).access;
+      const Access& src = in.operand(1).access;
       check_multiple(in, 1, 32);
       check_partitions(in, 0, src.partitions());
       check_free(in, 0, src.free_size() / 4);
-      const int64_t needed = scale_row(src.partitions(), src.partitions() / 8 - 1) + 1;
-      if (scale.partitions() < needed || scale.free_size() < dst.free_size())
-        fail(in, "dst_scale",
-             text("shape (", scale.partitions(), ", ", scale.free_size(), ") is smaller than (", needed, ", ",
-                  dst.free_size(), ")"));
-      return;
+      return check_scale(in, 2, src.partitions(), src.free_size() / 4);
     }
     case Opcode::dma_compute:
       for (int i = 1; i < 3; ++i)

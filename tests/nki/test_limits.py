@@ -291,6 +291,15 @@ def poison():
         way(k)(X)
 
 
+def matmul_mx(p, a, b):
+    """p = the product of what quantize_mx makes of two tiles."""
+    types = nl.float8_e4m3fn_x4, nl.uint8
+    (qa, scale_a), (qb, scale_b) = ([nl.ndarray((128, v.shape[1] // 4), t) for t in types] for v in (a, b))
+    nisa.quantize_mx(qa, a, scale_a)
+    nisa.quantize_mx(qb, b, scale_b)
+    nisa.nc_matmul_mx(p, qa, qb, scale_a, scale_b)
+
+
 def padded(kind, pad):
     """A kernel whose matmul goes over 128 partitions, though only 96 of the first factor are written. The second one
     has 0 there: by pad, a memset, or as it is given."""
@@ -305,11 +314,7 @@ def padded(kind, pad):
         nisa.dma_copy(b[0 : y.shape[0]], y)
         nisa.tensor_scalar(a, a, nl.multiply, 2.0)
         if kind == "mx":
-            q = [nl.ndarray((128, v.shape[1] // 4), nl.float8_e4m3fn_x4) for v in (x, y)]
-            s = [nl.ndarray((128, v.shape[1] // 4), nl.uint8) for v in (x, y)]
-            nisa.quantize_mx(q[0], a, s[0])
-            nisa.quantize_mx(q[1], b, s[1])
-            nisa.nc_matmul_mx(p, q[0], q[1], s[0], s[1])
+            matmul_mx(p, a, b)
         elif kind == "moving":
             nisa.nc_matmul(t := nl.ndarray((40, 32), nl.float32, nl.psum), b, a)
             nisa.nc_transpose(p, nl.copy(t))
@@ -335,11 +340,7 @@ def half_padded(kind):
         nisa.dma_copy(b[:, 0 : 24 * lanes], y[:, 0 : 24 * lanes])
         nisa.tensor_scalar(a, a, nl.multiply, 2.0)
         if kind == "mx":
-            q = [nl.ndarray((128, v.shape[1] // 4), nl.float8_e4m3fn_x4) for v in (x, y)]
-            s = [nl.ndarray((128, v.shape[1] // 4), nl.uint8) for v in (x, y)]
-            nisa.quantize_mx(q[0], a, s[0])
-            nisa.quantize_mx(q[1], b, s[1])
-            nisa.nc_matmul_mx(p, q[0], q[1], s[0], s[1])
+            matmul_mx(p, a, b)
         else:
             nisa.nc_matmul(p, a, b)
         nl.store(out, nl.copy(p[:, 0:24]))

@@ -96,6 +96,8 @@ class Output:
     """A result: a view of one of the kernel's HBM tensors."""
 
     def __init__(self, t: NkiTensor) -> None:
+        if t.on_chip:
+            raise errors.NkiValidationError(f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}")
         if t.is_indirect():
             raise errors.NkiValidationError(
                 f"a kernel returns tensors at fixed places, not a view of {t.name} by a register"

@@ -166,13 +166,11 @@ def tensor_copy(
 
 def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
     """dst = value. An integer dst takes an integer value; packed types take 0 only."""
-    if isinstance(value, (float, np.floating)) and dtypes.is_integer(dst.dtype) and not float(value).is_integer():
-        raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
-    if dtypes.is_integer(dst.dtype) and dst.dtype != dtypes.bool_:
-        limits = np.iinfo(str(dst.dtype))
-        if not limits.min <= value <= limits.max:
+    if dtypes.is_integer(dst.dtype):
+        limits = np.iinfo(np.uint8 if dst.dtype == dtypes.bool_ else str(dst.dtype))
+        if not (float(value).is_integer() and limits.min <= value <= limits.max):
             raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
-    if dst.dtype.endswith("_x4") and value != 0:
+    if dtypes.is_packed(dst.dtype) and value != 0:
         raise NkiValidationError(f"memset of {dst.dtype} takes 0 only")
     _written(dst)
     return current().emit("memset", _code(engine), (_tile(dst, "dst"),), {"value": float(value)})

@@ -66,8 +66,6 @@ def _map_result(value: object, f: Callable[[object], object]) -> object:
 
 def _result_of(inputs: list[int], t: NkiTensor) -> object:
     """What stands for a returned tensor; inputs: storages of the arguments."""
-    if t.on_chip:
-        raise errors.NkiValidationError(f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}")
     if t.storage.id not in inputs:
         return arrays.Output(t)
     return _Argument(inputs.index(t.storage.id), None if t.is_whole() else arrays.Output(t))
@@ -368,16 +366,12 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
 
                     def result(t: NkiTensor) -> object:
                         source = by_storage.get(t.storage.id)
-                        if t.on_chip:
-                            raise errors.NkiValidationError(
-                                f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}"
-                            )
-                        if source is not None:
-                            if t.is_whole():
-                                return source.array
-                            view = arrays.Output(t)
-                            return lambda: arrays.as_result(view, arrays.bytes_of(source), source.array)
-                        return lambda: arrays.as_result(arrays.Output(t), t.storage.array, like)
+                        if source is not None and t.is_whole():
+                            return source.array
+                        view = arrays.Output(t)
+                        if source is None:
+                            return lambda: arrays.as_result(view, t.storage.array, like)
+                        return lambda: arrays.as_result(view, arrays.bytes_of(source), source.array)
 
                     results[rank] = _map_result(out, result)
 

@@ -251,13 +251,13 @@ void store_int(const int32_t* __restrict from, int64_t n, char* to, int64_t stri
   struct NAME {                                           \
     static float apply(float a, float b) { return EXPR; } \
   };
-#define LINEAR(NAME, EXPR)                                \
-  struct NAME {                                           \
-    template <class A, class B>                           \
-    NEURON_INLINE static auto of(A a, B b) {              \
-      return EXPR;                                        \
-    }                                                     \
-    static float apply(float a, float b) { return EXPR; } \
+#define LINEAR(NAME, EXPR)                                    \
+  struct NAME {                                               \
+    template <class A, class B>                               \
+    NEURON_INLINE static auto of(A a, B b) {                  \
+      return EXPR;                                            \
+    }                                                         \
+    static float apply(float a, float b) { return of(a, b); } \
   };
 LINEAR(add, a + b)
 LINEAR(subtract, a - b)
@@ -537,7 +537,7 @@ WIDE(square, x* x)
 WIDE(exp, math::exp(x))
 #undef WIDE
 
-// ---- operators in one pass -------------------------------------------------------------------------------------
+// ---- operators in one pass -----------------------------------------------------------------------------------------
 template <class F>
 NEURON_INLINE void with_bool(bool b, F&& f) {
   if (b)
