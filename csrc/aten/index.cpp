@@ -1,7 +1,6 @@
 // Indices that choose rows, columns, planes: `x[rows]`, `x[:, :, rows[:, None], columns]`, and upsampling to the
 // nearest neighbour, which is the latter. PyTorch's CPU kernels look up every element by itself; here whatever lies
-// together is copied together. Everything else, and the error of an index that is not there,
-// is the library's.
+// together is copied together. Everything else, and the error of an index that is not there, is the library's.
 #include <ATen/Parallel.h>
 #include <ATen/native/UpSample.h>
 
