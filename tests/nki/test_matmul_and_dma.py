@@ -88,9 +88,9 @@ def test_bfloat16_accumulation_rounds_at_every_write(run, rng):
     np.testing.assert_allclose(got.astype(F32), want.astype(F32), rtol=2**-7)
 
 
-def test_double_row(run, rng):
+@pytest.mark.parametrize("mode", [nisa.matmul_perf_mode.double_row, "double_row"], ids=["member", "name"])
+def test_double_row(run, rng, mode):
     a, b = (rng.integers(-3, 4, (128, 2, n)).astype(ml_dtypes.float8_e4m3) for n in (64, 100))
-    mode = nisa.matmul_perf_mode.double_row
     got = run(
         lambda o, x, y: matmul_into(o, lambda p: nisa.nc_matmul(p, x, y, perf_mode=mode)),
         [((64, 100), "float32")],

@@ -172,6 +172,8 @@ def test_places_by_a_register_are_followed_step_by_step():
         (lambda t: nisa.memset(t.view(nl.int32), 1 << 40), "memset value"),
         (lambda t: nisa.nc_matmul(t, t, t, tile_position=(1280, 0)), "tile_position 1280"),
         (lambda t: nl.ndarray((129, 4), nl.float32), "129"),
+        (lambda t: nisa.nc_matmul(t, t, t, perf_mode="triple_row"), "matmul_perf_mode 'triple_row'.*double_row"),
+        (lambda t: nisa.dma_copy(t, t, oob_mode="ignore"), "oob_mode 'ignore'.*skip"),
     ],
 )
 def test_limits_that_python_checks_name_the_line(statement, message, way):

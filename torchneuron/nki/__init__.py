@@ -16,7 +16,6 @@ from .jit import Kernel, jit, simulate, simulate_ranks
 from .profile import Profile, profile
 from .tensor import NkiTensor
 
-isa.constants = isa_constants
 isa.NkiValidationError = NkiValidationError
 dtype = dtypes
 cpu_simulate = simulate  # name before API 0.5

@@ -5,6 +5,7 @@ NkiValidationError with the kernel's line. Every function returns a handle whose
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from torchneuron import env
 
 from .. import _core
 from . import dtypes, ops
+from . import isa_constants as constants
 from .errors import NkiValidationError
 from .isa_constants import (
     dge_mode,
@@ -51,9 +53,15 @@ def _scalar(x: object) -> tuple | float | None:
     return float(x)
 
 
-def _code(member: object) -> int:
-    """Number of an enumeration's member; kernels also pass the number, or None for the default."""
-    return getattr(member, "value", member) or 0
+def _code(member: object, kind: type[enum.Enum]) -> int:
+    """Number of a member of `kind`; kernels also pass its name, its number, or None for the default."""
+    if member is None:
+        return 0
+    if isinstance(member, str):
+        if member not in kind.__members__:
+            raise NkiValidationError(f"{kind.__name__} {member!r} must be one of {', '.join(kind.__members__)}")
+        member = kind[member]
+    return int(getattr(member, "value", member))
 
 
 def _written(*tensors: NkiTensor | None) -> None:
@@ -97,7 +105,7 @@ def dma_copy(
         "dma_copy",
         0,
         (_tile(dst, "dst"), _tile(src, "src")),
-        {"oob_mode": _code(oob_mode), "dge_mode": _code(dge_mode)},
+        {"oob_mode": _code(oob_mode, constants.oob_mode), "dge_mode": _code(dge_mode, constants.dge_mode)},
     )
 
 
@@ -118,7 +126,7 @@ def dma_compute(
     if not 1 <= len(srcs) <= 16:
         raise NkiValidationError(f"dma_compute takes 1 to 16 sources, not {len(srcs)}")
     _written(dst)
-    attrs = {"oob_mode": _code(oob_mode)}
+    attrs = {"oob_mode": _code(oob_mode, constants.oob_mode)}
     session = current()
     if len(srcs) <= 2:
         return session.emit("dma_compute", 0, (dst.access(), *(s.access() for s in srcs)), attrs)
@@ -153,7 +161,9 @@ def dma_transpose(
     if dst.shape != expected and dst.size != src.size:
         raise NkiValidationError(f"dma_transpose dst shape {dst.shape} is not {expected}")
     _written(dst)
-    return current().emit("dma_transpose", 0, (dst.access(), src.access()), {"oob_mode": _code(oob_mode)}, order)
+    return current().emit(
+        "dma_transpose", 0, (dst.access(), src.access()), {"oob_mode": _code(oob_mode, constants.oob_mode)}, order
+    )
 
 
 def tensor_copy(
@@ -161,7 +171,7 @@ def tensor_copy(
 ) -> Instruction:
     """dst = src: bit-exact for one dtype, else through fp32. dtype: accepted as older kernels pass it, unused."""
     _written(dst)
-    return current().emit("tensor_copy", _code(engine), (_tile(dst, "dst"), _tile(src, "src")))
+    return current().emit("tensor_copy", _code(engine, constants.engine), (_tile(dst, "dst"), _tile(src, "src")))
 
 
 def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
@@ -173,7 +183,7 @@ def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: 
     if dtypes.is_packed(dst.dtype) and value != 0:
         raise NkiValidationError(f"memset of {dst.dtype} takes 0 only")
     _written(dst)
-    return current().emit("memset", _code(engine), (_tile(dst, "dst"),), {"value": float(value)})
+    return current().emit("memset", _code(engine, constants.engine), (_tile(dst, "dst"),), {"value": float(value)})
 
 
 def tensor_copy_predicated(
@@ -224,7 +234,7 @@ def nc_matmul(
         {
             "transpose": is_transpose,
             "accumulate": _AUTOMATIC if accumulate is None else (_ADD if accumulate else _OVERWRITE),
-            "perf_mode": _code(perf_mode),
+            "perf_mode": _code(perf_mode, matmul_perf_mode),
         },
     )  # fmt: skip
 
@@ -268,7 +278,7 @@ def nc_transpose(
     dst: NkiTensor, data: NkiTensor, engine: engine = engine.unknown, name: str | None = None
 ) -> Instruction:
     """dst[F, P] = data[P, F].T, same dtype. TensorE writes PSUM, up to 128 x 128; VectorE up to 32 x 32."""
-    e = _code(engine) or (
+    e = _code(engine, constants.engine) or (
         _core.ENGINES["tensor"] if dst.buffer is psum and data.buffer is not psum else _core.ENGINES["vector"]
     )
     _written(dst)
@@ -285,7 +295,7 @@ def tensor_tensor(
     name: str | None = None,
 ) -> Instruction:
     """dst = data1 op data2 in fp32. 32-bit integers (all operands, none in PSUM) go to GpSimdE, which is exact."""
-    code, e = ops.alu(op), _code(engine)
+    code, e = ops.alu(op), _code(engine, constants.engine)
     if e == 0:
         tensors = (dst, data1, data2)
         exact = all(t.dtype in (dtypes.int32, dtypes.uint32) for t in tensors) and not ops.is_bitwise(code)
@@ -312,7 +322,7 @@ def tensor_scalar(
     """dst = (data op0 operand0) op1 operand1; operands are scalars. reverse0/1 swap the sides of op0/1."""
     _written(dst)
     return current().emit(
-        "tensor_scalar", _code(engine),
+        "tensor_scalar", _code(engine, constants.engine),
         (_tile(dst, "dst"), _tile(data, "data"), _scalar(0.0 if operand0 is None else operand0), _scalar(operand1)),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
     )  # fmt: skip
@@ -359,7 +369,7 @@ def activation(
         {
             "function": ops.function(op),
             "reduce_op": ops.alu(reduce_op) if reduce_op is not None else _core.ALU_OPS["add"],
-            "reduce_cmd": _code(reduce_cmd),
+            "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
         },
     )  # fmt: skip
 
@@ -410,7 +420,7 @@ def activate2(
          _scalar(reduce_res)),
         {
             "function": ops.function(op), "op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0,
-            "reverse1": reverse1, "reduce_cmd": _code(reduce_cmd),
+            "reverse1": reverse1, "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
             "reduce_op": ops.alu(reduce_op) if reduce_op is not None else _core.ALU_OPS["add"],
         },
     )  # fmt: skip
@@ -430,7 +440,7 @@ def exponential(
     return current().emit(
         "exponential", 0,
         (dst.access(), src.access(), _scalar(max_value), _scalar(reduce_res), _scalar(reduce_init)),
-        {"reduce_cmd": _code(reduce_cmd)},
+        {"reduce_cmd": _code(reduce_cmd, constants.reduce_cmd)},
     )  # fmt: skip
 
 
@@ -498,7 +508,7 @@ def tensor_scalar_reduce(
         (dst.access(), data.access(), _scalar(operand0), _scalar(reduce_res), _scalar(reduce_init)),
         {
             "op0": ops.alu(op0), "reduce_op": ops.alu(reduce_op), "reverse0": reverse0,
-            "reduce_cmd": _code(reduce_cmd), "negate": reduce_res_negate,
+            "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd), "negate": reduce_res_negate,
         },
     )  # fmt: skip
 
@@ -517,7 +527,7 @@ def tensor_scalar_cumulative(
     _written(dst)
     return current().emit(
         "tensor_scalar_cumulative", 0, (dst.access(), src.access(), _scalar(imm0), _scalar(imm1)),
-        {"op0": ops.alu(op0), "op1": ops.alu(op1), "reduce_cmd": _code(reduce_cmd)},
+        {"op0": ops.alu(op0), "op1": ops.alu(op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd)},
     )  # fmt: skip
 
 
@@ -556,7 +566,10 @@ def select_reduce(
     return current().emit(
         "select_reduce", 0,
         (dst.access(), predicate.access(), on_true.access(), _scalar(on_false), _scalar(reduce_res)),
-        {"reduce_cmd": _code(reduce_cmd), "reduce_op": ops.alu(reduce_op), "reverse0": reverse_pred},
+        {
+            "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd), "reduce_op": ops.alu(reduce_op),
+            "reverse0": reverse_pred,
+        },
     )  # fmt: skip
 
 
@@ -581,7 +594,7 @@ def range_select(
         "range_select", 0,
         (dst.access(), on_true_tile.access(), _scalar(bound0), _scalar(bound1), _scalar(reduce_res)),
         {
-            "op0": ops.alu(comp_op0), "op1": ops.alu(comp_op1), "reduce_cmd": _code(reduce_cmd),
+            "op0": ops.alu(comp_op0), "op1": ops.alu(comp_op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
             "reduce_op": ops.alu(reduce_op), "offset": range_start, "value": float(on_false_value),
         },
     )  # fmt: skip
@@ -735,7 +748,7 @@ def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str 
 def rng(dst: NkiTensor, engine: engine = engine.vector, name: str | None = None) -> Instruction:
     """dst = random bits (integers) or uniform [0, 1) (floats)."""
     _written(dst)
-    return current().emit("rng", _code(engine), (dst.access(),))
+    return current().emit("rng", _code(engine, constants.engine), (dst.access(),))
 
 
 def rand2(dst: NkiTensor, min: NkiTensor | float, max: NkiTensor | float, name: str | None = None) -> Instruction:
@@ -751,13 +764,13 @@ def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> Instruction:
 
 def rand_set_state(src_seeds: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
     """State of each partition's generator of an engine = its row: 6 words on GpSimdE, 24 on VectorE."""
-    return current().emit("rand_set_state", _code(engine), (src_seeds.access(),))
+    return current().emit("rand_set_state", _code(engine, constants.engine), (src_seeds.access(),))
 
 
 def rand_get_state(dst: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
     """dst row = state of the partition's generator."""
     _written(dst)
-    return current().emit("rand_get_state", _code(engine), (dst.access(),))
+    return current().emit("rand_get_state", _code(engine, constants.engine), (dst.access(),))
 
 
 # ---- cores ---------------------------------------------------------------------------------------------------------
@@ -788,7 +801,7 @@ def core_barrier(
     session = current()
     if session.launch.lnc == 1:
         return Instruction("core_barrier")
-    return session.emit("core_barrier", _code(engine), (data.access(),), {}, tuple(cores))
+    return session.emit("core_barrier", _code(engine, constants.engine), (data.access(),), {}, tuple(cores))
 
 
 # ---- registers -----------------------------------------------------------------------------------------------------
