@@ -17,6 +17,7 @@ import gzip
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,39 +35,77 @@ NEEDED = {
     "aws_embedded_metrics": "aws-embedded-metrics",
 }  # fmt: skip
 
-# Failures whose cause is the suite: part of the case's name, part of the error, why no implementation passes.
+# Failures whose cause is the suite: pattern of the case's name, part of the error, why no implementation passes.
 SUITE_FAULTS = (
     (
-        "test_moe_cte_unified.py",
+        r"test_moe_cte_unified\.py",
         "unexpected keyword argument 'weight_dtype'",
         "the test hands `weight_dtype` (test_utils.py, end of build_moe_bwmm_mx_cte) to `moe_cte`, which has no such "
         "parameter in this release",
     ),
     (
-        "test_moe_block_kernel_model[MODEL_WIP_GENERALITY_ln-2_ae-1_ba-512_sq-4_",
+        r"test_moe_block_kernel_model\[",
         "Validation failed for ['out']",
-        "the inputs that the suite draws, here with the seed of the case's name, have a tie: the fourth and fifth expert "
-        "of token 1412 have 0.34873 and 0.34811 in the fp32 reference and the same bfloat16 logit 0.34961 in the kernel, "
-        "which routes it to the other one; all other rows and the logits agree",
+        "two experts tie for the last place: with the suite's inputs (seed 42) the logits of the last chosen and the first "
+        "unchosen expert of a token are at most 0.0009 apart. The kernel rounds the normalised input to bfloat16 and the "
+        "reference does not, which moves logits by up to 0.003: such a token, one to four of a case, goes to the other "
+        "expert; the logits and all other tokens agree",
     ),
     (
-        "test_moe_tkg_mx[",
+        r"test_moe_block_kernel_model\[.*float8_e4m3fn_x4.*_bi-0_",
+        "'NoneType' object has no attribute 'dtype'",
+        "the case has no bias, and gate_up_projection_mx_shard_H.py:325 reads `gate_up_bias.dtype` all the same",
+    ),
+    (
+        r"test_moe_block_kernel_model\[.*_im-360_.*float4",
+        "tile remainder (360) to be divisible by 32",
+        "the kernel itself refuses this intermediate size with MX weights",
+    ),
+    (
+        r"test_moe_tkg_mx\[",
         "gate_up_projection_mx.py:285",
         "the kernel quantises rows that it wrote together with rows of the same group of 8 that it never wrote (I / 4 is no "
         "multiple of 8, and nothing clears the rest), so the scale that they share depends on what SBUF held before",
     ),
     (
-        "test_qkv_cte.py",
+        r"test_qkv_cte\.py",
         "unexpected keyword argument 'is_input_swizzled'",
         "the test hands `is_input_swizzled` to `qkv`, which has no such parameter in this release (`qkv_cte` has)",
     ),
     (
-        "test_qkv_cte.py",
+        r"test_qkv_cte\.py",
         "'module' object is not callable",
         "qkv_cte.py imports `stream_shuffle_broadcast` from `..utils`, where it is a module, and calls it",
     ),
     (
-        "13252-17-",
+        r"test_attn_blk_model\[.*-bfloat16-2-2-",
+        "weight scale for row quantization",
+        "the test makes the scales of static quantisation, (128, 3) and (128, 1), for cases of row quantisation, which the "
+        "kernel refuses",
+    ),
+    (
+        r"test_attn_blk_model\[.*-bfloat16-2-2-",
+        "must match the size of tensor b (3)",
+        "the same scales, which the reference cannot use either",
+    ),
+    (
+        r"test_attn_blk_model\[",
+        "nc_matmul moving free size",
+        "attention_block_tkg.py:1121 multiplies all of batch x heads x tokens at once, more than the 512 columns that a "
+        "matmul of this generation has",
+    ),
+    (
+        r"test_attn_blk_model\[.*-bfloat16-1-2-",
+        "Validation failed for",
+        "fp8 weights by static quantisation with a fp8 cache. K is drawn with a deviation of 60 and not scaled back, so that "
+        "scores have a deviation of 50 and maxima near 180, where neighbouring bfloat16 numbers differ by 1: softmax picks "
+        "one position, and where two are close (178.4 and 176.9 for one) rounding decides between them. The kernel rounds "
+        "the inputs of both projections to fp8, the reference only clips them; with these roundings the reference differs "
+        "from itself by as much as the kernel does (cosine of X_out from 0.970, bound 0.99; V_cache by up to 64 of 240, "
+        "bound 16 and 7 %). The suite notes the instability itself (test_attention_block_tkg.py:1406)",
+    ),
+    (
+        r"13252-17-",
         "the process ended",
         "memory: the suite compares 541 million elements and more in float64 (comparators.py) with three arrays alive at "
         "once, 13 GB beside 7 GB of results and inputs; the machine has 23",
@@ -193,6 +232,7 @@ def report(args: argparse.Namespace) -> None:
                 counts[key][result["outcome"]] += 1
             if result["outcome"] == "failed":
                 cause = result["cause"].strip().splitlines()[-1].replace(f"{args.checkout}/", "")
+                cause = re.sub(r"(Validation failed for) \['rank\d+:.*", r"\1 several ranks", cause)
                 causes[group(case), cause[:160]].append(case)
         print(
             f"\n## {target}\n\n| directory | cases | passed | skipped | failed | not run |\n|---|---:|---:|---:|---:|---:|"
@@ -205,9 +245,9 @@ def report(args: argparse.Namespace) -> None:
         for (name, cause), failed in sorted(causes.items(), key=lambda x: -len(x[1])):
             print(f"| {len(failed)} | {name} | `{cause.replace('|', '/').replace('`', '')}` |")
         every = [(case, cause) for (_, cause), failed in causes.items() for case in failed]
-        for part, error, why in SUITE_FAULTS:
-            if count := sum(part in case and error in cause for case, cause in every):
-                print(f"\n{count} of these by the suite itself (`{part}`, `{error}`): {why}.")
+        for name, error, why in SUITE_FAULTS:
+            if count := sum(bool(re.search(name, case)) and error in cause for case, cause in every):
+                print(f"\n{count} of these by the suite itself (`{name}`, `{error}`): {why}.")
 
 
 def main() -> None:
