@@ -1898,7 +1898,7 @@ void Core::run_rows(const CodeSegment& segment, Lane* lane) {
   const std::span groups(plan.groups.data() + segment.first_group, segment.last_group - segment.first_group);
   const std::span steps(plan.steps.data() + groups.front().begin, groups.back().end - groups.front().begin);
   const auto rows = [&](int64_t begin, int64_t end) {
-    const int64_t bytes = plan.row_bytes + plan.lines * plan.line_bytes;
+    const int64_t bytes = plan.row_bytes + (plan.lines + 1) * plan.line_bytes;  // a line more for what streams
     char* own = reinterpret_cast<char*>(scratch(8, bytes / static_cast<int64_t>(sizeof(float))));
     Registers& registers = lane ? lane->registers : registers_of_engines_;
     const auto resolve = [&](const RowOperand& o) -> RowPointer {
@@ -1926,8 +1926,13 @@ void Core::run_rows(const CodeSegment& segment, Lane* lane) {
     };
     std::vector<ResolvedStep> resolved;
     resolved.reserve(steps.size());
-    for (const RowStep& s : steps)
-      resolved.push_back({&s, resolve(s.to), resolve(s.a), resolve(s.b), resolve(s.c), resolve(s.d), resolve(s.sum)});
+    for (const RowStep& s : steps) {
+      ResolvedStep& r = resolved.emplace_back(&s, resolve(s.to), resolve(s.a), resolve(s.b), resolve(s.c), resolve(s.d),
+                                              resolve(s.sum));
+      if (!s.streams) continue;
+      r.streamed = std::exchange(r.to, {own + bytes - plan.line_bytes, 0, 0});
+      r.ahead = resolve(s.ahead);
+    }
     run_row_steps(groups, resolved, begin, end);
   };
   int64_t work = 0, first = kPartitions, last = 0;

@@ -628,6 +628,11 @@ class Planner {
     merge_row_steps(plan_.steps, plan_.groups, [&](uint32_t storage, uint32_t step) {
       return plan_.row_offset[storage] >= 0 && last_read[storage] <= step + 1;
     });
+    for (const CodeSegment& s : plan_.segments)
+      if (s.first_group < s.last_group) {
+        const uint32_t begin = plan_.groups[s.first_group].begin, end = plan_.groups[s.last_group - 1].end;
+        stream_results(std::span(plan_.steps).subspan(begin, end - begin), storages_);
+      }
   }
 
   const std::vector<Storage>& storages_;

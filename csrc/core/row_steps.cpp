@@ -6,12 +6,18 @@
 
 #include "program.h"
 #include "simd/kernels.h"
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 namespace neuron {
 namespace {
 
 using Place = RowOperand::Place;
 using Kind = RowStep::Kind;
+
+constexpr int64_t kLargeBytes = 16 << 20;  // half of a last-level cache of the usual 32 MiB
+constexpr int64_t kLargeRow = 256;         // elements: a shorter row's stores do not fill lines well
 
 const Kernels& K() { return kernels(); }
 template <class E>
@@ -319,6 +325,28 @@ bool interleaves(const RowStep& x, const RowStep& y) {
   return true;
 }
 
+// Copies bytes around the caches; asks for the line at the same distance from `ahead` with each one.
+void stream(const char* from, char* to, int64_t bytes, const char* ahead) {
+#ifdef __SSE2__
+  const int64_t head = std::min<int64_t>(bytes, -reinterpret_cast<intptr_t>(to) & 63);
+  std::memcpy(to, from, head);
+  int64_t i = head;
+  for (; i + 64 <= bytes; i += 64) {
+    if (ahead) _mm_prefetch(ahead + i, _MM_HINT_T0);
+    for (int64_t j = i; j < i + 64; j += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
+  }
+  std::memcpy(to + i, from + i, bytes - i);
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+void end_of_streams() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
 void run(const ResolvedStep& s, int64_t r, int64_t at, int64_t n) {
   const RowStep& step = *s.step;
   const auto address = [&](const RowPointer& p) { return p.base + r * p.pitch + at * p.element; };
@@ -493,18 +521,54 @@ void merge_row_steps(std::vector<RowStep>& steps, std::vector<RowGroup>& groups,
   steps = std::move(kept);
 }
 
+void stream_results(std::span<RowStep> steps, const std::vector<Storage>& storages) {
+  using Operands = std::initializer_list<const RowOperand*>;
+  const auto large = [&](const RowOperand& o) {
+    if (o.place != Place::memory) return false;
+    const Storage& s = storages[o.storage];
+    return !on_chip(s.memory) && s.partitions * s.row_bytes >= kLargeBytes;
+  };
+  const RowOperand* input = nullptr;
+  for (const RowStep& s : steps)
+    for (const RowOperand* o : Operands{&s.a, &s.b, &s.c, &s.d})
+      if (!input && large(*o) && !o->one && o->pitch > 0) input = o;
+  for (RowStep& s : steps) {
+    const bool bytes = s.kind == RowStep::Kind::store || s.kind == RowStep::Kind::copy;
+    if (!large(s.to) || s.to.stride != size_of(bytes ? s.dtype : Dtype::float32) || s.n < kLargeRow || s.whole)
+      continue;
+    int touched = 0;
+    for (const RowStep& other : steps)
+      for (const RowOperand* o : Operands{&other.to, &other.a, &other.b, &other.c, &other.d, &other.sum})
+        touched += o->place == RowOperand::Place::memory && o->storage == s.to.storage;
+    if (touched > 1) continue;
+    s.streams = true;
+    if (input && input->stride * s.n <= input->pitch) s.ahead = *input;
+  }
+}
+
 void run_row_steps(std::span<const RowGroup> groups, std::span<const ResolvedStep> resolved, int64_t begin,
                    int64_t end) {
   const uint32_t origin = groups.front().begin;
+  bool streams = false;
   for (int64_t p = begin; p < end; ++p)
     for (const RowGroup& g : groups) {
       if (p < g.first || p >= g.last) continue;
       for (int64_t at = 0; at < g.n; at += g.chunk)
         for (uint32_t i = g.begin; i < g.end; ++i) {
           const ResolvedStep& s = resolved[i - origin];
-          run(s, p - g.first, at, g.n == 1 ? s.step->n : std::min(g.chunk, g.n - at));
+          const int64_t r = p - g.first, n = g.n == 1 ? s.step->n : std::min(g.chunk, g.n - at);
+          run(s, r, at, n);
+          if (!s.streamed.base) continue;
+          const auto address = [&](const RowPointer& p, int64_t row) {
+            return p.base + row * p.pitch + at * p.element;
+          };
+          const bool follows = s.ahead.base && p + 1 < end;
+          stream(s.to.base, address(s.streamed, r), n * s.streamed.element,
+                 follows ? address(s.ahead, r + 1) : nullptr);
+          streams = true;
         }
     }
+  if (streams) end_of_streams();
 }
 
 void activate(Function function, const float* in, float scale, float bias, float parameter, float* out, int64_t n) {

@@ -54,6 +54,8 @@ struct RowStep {
   int64_t n = 1, count = 1;
   float parameter = 0;
   RowOperand to, a, b, c, d, sum;
+  bool streams = false;  // `to` goes around the caches: see stream_results
+  RowOperand ahead;      // what the next row will read first, asked for meanwhile
 };
 
 // Steps that go through a row together, chunk by chunk: [begin, end) of the steps, for partitions [first, last).
@@ -75,6 +77,11 @@ void group_steps(std::span<const RowStep> steps, uint32_t begin, int64_t first, 
 void merge_row_steps(std::vector<RowStep>& steps, std::vector<RowGroup>& groups,
                      const std::function<bool(uint32_t, uint32_t)>& unread);
 
+// Results too large for the caches are written around them: a store through the caches reads each line first and puts
+// out others that would still be read. The row's input that comes from HBM is fetched for the next row meanwhile, as no
+// row's first pass has anything else to do. steps: of one segment.
+void stream_results(std::span<RowStep> steps, const std::vector<Storage>& storages);
+
 // An operand in memory: element i of row r is at base + r * pitch + i * element.
 struct RowPointer {
   char* base = nullptr;
@@ -83,6 +90,7 @@ struct RowPointer {
 struct ResolvedStep {
   const RowStep* step;
   RowPointer to, a, b, c, d, sum;
+  RowPointer streamed, ahead;  // where `to`, which holds one chunk, goes at once, if the step streams
 };
 // Runs the groups on partitions [begin, end); resolved: of step groups[0].begin and on.
 void run_row_steps(std::span<const RowGroup> groups, std::span<const ResolvedStep> resolved, int64_t begin,

@@ -132,6 +132,40 @@ def test_results_wider_than_a_chunk_in_another_type(rng):
         np.testing.assert_array_equal(way(kernel)(x).astype(F32), expected)
 
 
+@pytest.mark.parametrize(
+    "dtype, rows, width", [("float32", 4100, 1025), ("bfloat16", 8300, 1030), ("float32", 9000, 500)]
+)
+def test_results_larger_than_the_caches(rng, dtype, rows, width):
+    """16 MiB and more, written around the caches: rows that begin within a line, ends of rows, one result read again."""
+
+    def kernel(x):
+        outs = [nl.ndarray(x.shape, x.dtype, nl.shared_hbm) for _ in range(3)]
+        for i in range(0, rows, 128):
+            n = min(128, rows - i)
+            t, m = nl.ndarray((n, width), nl.float32), nl.ndarray((n, 1), nl.float32)
+            y, z = nl.ndarray((n, width), x.dtype), nl.ndarray((n, width), x.dtype)
+            nisa.dma_copy(t, x[i : i + n])
+            nisa.tensor_reduce(m, nl.maximum, t, 1)
+            nisa.tensor_scalar(y, t, nl.subtract, m)
+            nisa.dma_copy(outs[0][i : i + n], y)
+            nisa.dma_copy(z, outs[0][i : i + n])
+            nisa.tensor_tensor(z, z, y, nl.add)
+            nisa.dma_copy(outs[1][i : i + n], z)
+            nisa.tensor_scalar(y, t, nl.multiply, 3.0)
+            nisa.dma_copy(outs[2][i : i + n, : width - 3], y[:, : width - 3])
+            nisa.dma_copy(outs[2][i : i + n, width - 3 :], t[:, :3])
+        return tuple(outs)
+
+    t = F32 if dtype == "float32" else ml_dtypes.bfloat16
+    x = rng.standard_normal((rows, width)).astype(t)
+    f = x.astype(F32)
+    less = (f - f.max(1, keepdims=True)).astype(t)
+    tripled = (f * F32(3)).astype(t)
+    tripled[:, width - 3 :] = x[:, :3]
+    for got, want in zip(nki.jit(kernel)(x), (less, (less.astype(F32) * 2).astype(t), tripled)):
+        np.testing.assert_array_equal(as_bits(got), as_bits(want))
+
+
 def test_narrow_numbers_serve_all_chunks_of_a_row(rng):
     """A factor of bfloat16 for each row, while the next instruction converts the row's chunks."""
 
