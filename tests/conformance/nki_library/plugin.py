@@ -138,12 +138,39 @@ def _draw_mx_at_once():
     tensor_generators.generate_stabilized_mx_data = generate
 
 
+def _forget_block_tables():
+    """The suite keeps the block tables that it draws: what a case draws would depend on the cases before it."""
+    if utils := sys.modules.get("test.integration.nkilib.core.attention.test_attention_tkg_utils"):
+        utils.generate_active_blocks_array.cache_clear()
+
+
+def _refer_once():
+    """The attention block's test asks its reference twice, once for shapes alone: most of its time."""
+    test = sys.modules.get("test.integration.nkilib.experimental.transformer.test_attention_block_tkg")
+    if test is None:
+        return
+    reference, last = test._golden_ref_via_torch, {}
+
+    def digest(value):
+        return zlib.crc32(np.ascontiguousarray(value).view(np.uint8)) if isinstance(value, np.ndarray) else repr(value)
+
+    def once(kernel_input, lnc):
+        key = lnc, *sorted((name, digest(value)) for name, value in kernel_input.items())
+        if key not in last:
+            last.clear()
+            last[key] = reference(kernel_input, lnc)
+        return dict(last[key])
+
+    test._golden_ref_via_torch = once
+
+
 # ---- choosing and recording cases ----------------------------------------------------------------------------------
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     from test.utils.simulation_setup import _LARGE_SHAPE_PATTERNS
 
     _extend_simulation()
+    _refer_once()
     names = {i.nodeid for i in items if not i.get_closest_marker("slow_simulation")}
     names = {n for n in names if not any(p in n.split("::", 1)[1] for p in _LARGE_SHAPE_PATTERNS)}
     if config.getoption("--list-cases"):
@@ -169,6 +196,7 @@ def pytest_runtest_protocol(item, nextitem):
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    _forget_block_tables()
     _write(config, {"case": item.nodeid, "started": True})
     start = time.process_time()
     with _limit(config.getoption("--case-timeout")):
