@@ -174,6 +174,13 @@ def test_places_by_a_register_are_followed_step_by_step():
         (lambda t: nl.ndarray((129, 4), nl.float32), "129"),
         (lambda t: nisa.nc_matmul(t, t, t, perf_mode="triple_row"), "matmul_perf_mode 'triple_row'.*double_row"),
         (lambda t: nisa.dma_copy(t, t, oob_mode="ignore"), "oob_mode 'ignore'.*skip"),
+        (lambda t: nisa.tensor_copy(t, t, engine=99), "engine 99 must be one of"),
+        (lambda t: nisa.tensor_copy(t, t, engine=nisa.oob_mode.skip), "engine <oob_mode.skip"),
+        (lambda t: nisa.dma_copy(t, t, dge_mode=[1]), "dge_mode"),
+        (lambda t: nisa.activation(t, nl.exp, t, reduce_cmd=-1), "reduce_cmd -1"),
+        (lambda t: nisa.tensor_tensor(t, t, t, "plus"), "'plus' is not an operator"),
+        (lambda t: nisa.activation(t, "expo", t), "'expo' is not an activation function"),
+        (lambda t: nisa.tensor_tensor(t, t, t, 3), "3 is not an operator"),
     ],
 )
 def test_limits_that_python_checks_name_the_line(statement, message, way):

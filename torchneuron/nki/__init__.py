@@ -1,6 +1,6 @@
 """NKI, the Neuron Kernel Interface (API 0.6), on the software NeuronCore. Also importable as `nki`."""
 
-from . import collectives, dtypes, isa, isa_constants, language, typing
+from . import collectives, dtypes, isa, language, typing
 from .errors import (
     NkiCapacityError,
     NkiDeadlockError,

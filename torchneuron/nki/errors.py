@@ -15,8 +15,8 @@ class NkiError(Exception):
     instruction = operand = limit = location = ""
 
 
-class NkiValidationError(NkiError):
-    """A limit of the hardware is violated."""
+class NkiValidationError(NkiError, ValueError):
+    """A limit of the hardware is violated, or an instruction does not know what it is asked for."""
 
 
 class NkiOutOfBoundsError(NkiError, IndexError):

@@ -57,11 +57,11 @@ def _code(member: object, kind: type[enum.Enum]) -> int:
     """Number of a member of `kind`; kernels also pass its name, its number, or None for the default."""
     if member is None:
         return 0
-    if isinstance(member, str):
-        if member not in kind.__members__:
-            raise NkiValidationError(f"{kind.__name__} {member!r} must be one of {', '.join(kind.__members__)}")
-        member = kind[member]
-    return int(getattr(member, "value", member))
+    try:
+        return (kind[member] if isinstance(member, str) else kind(member)).value
+    except (KeyError, ValueError):
+        known = ", ".join(kind.__members__)
+        raise NkiValidationError(f"{kind.__name__} {member!r} must be one of {known}, or its number") from None
 
 
 def _written(*tensors: NkiTensor | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .. import _core
+from .errors import NkiValidationError
 
 _ALIASES = {"max": "maximum", "amax": "maximum", "min": "minimum", "amin": "minimum", "sum": "add", "prod": "multiply",
             "true_divide": "divide", "bitwise_not": "invert", "absolute": "abs", "negative": "negative"}  # fmt: skip
@@ -35,17 +36,18 @@ class Op:
 def _name(op: object) -> str:
     name = op if isinstance(op, str) else getattr(op, "__name__", None) or getattr(op, "name", None)
     if name is None:
-        raise TypeError(f"{op!r} is not an operator")
+        raise NkiValidationError(f"{op!r} is not an operator")
     return _ALIASES.get(name, name)
 
 
 def alu(op: object) -> int:
-    """Number of an ALU operator: an Op, a NumPy function or ufunc, or a name. ValueError for others; None: bypass."""
+    """Number of an ALU operator: an Op, a NumPy function or ufunc, or a name. NkiValidationError for others; None:
+    bypass."""
     if op is None:
         return _core.ALU_OPS["bypass"]
     code = op.alu if isinstance(op, Op) else _core.ALU_OPS.get(_name(op))
     if code is None:
-        raise ValueError(f"{op!r} is not an operator of this instruction")
+        raise NkiValidationError(f"{op!r} is not an operator of this instruction")
     return code
 
 
@@ -53,7 +55,7 @@ def function(op: object) -> int:
     """Number of an activation function."""
     code = op.function if isinstance(op, Op) else _core.FUNCTIONS.get(_name(op))
     if code is None:
-        raise ValueError(f"{op!r} is not an activation function")
+        raise NkiValidationError(f"{op!r} is not an activation function")
     return code
 
 
