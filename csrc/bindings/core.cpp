@@ -19,24 +19,37 @@ namespace {
 // ---- Python -> instructions ----------------------------------------------------------------------------------------
 // An access is (storage, dtype, offset, ((stride, size), ...)) or that and (reg, reg_stride, indexing, index_stride,
 // index_limit, index access or None).
-Access parse_access(const py::tuple& t) {
+// A number that a kernel gave.
+template <class T>
+T number(py::handle value, Opcode opcode, const std::string& name) {
+  try {
+    return value.cast<T>();
+  } catch (const py::cast_error&) {
+    throw ValidationError(std::string(spec(opcode).name), name,
+                          py::repr(value).cast<std::string>() +
+                              (std::is_integral_v<T> ? " is not an integer of 64 bits" : " is not a number"));
+  }
+}
+
+Access parse_access(const py::tuple& t, Opcode opcode) {
   Access a;
   a.storage = t[0].cast<uint32_t>();
   a.dtype = static_cast<Dtype>(t[1].cast<int>());
-  a.offset = t[2].cast<int64_t>();
+  a.offset = number<int64_t>(t[2], opcode, "offset");
   const auto dims = py::reinterpret_borrow<py::tuple>(t[3]);
   if (dims.size() > kMaxDims) throw py::value_error("too many dimensions in an access");
   for (auto d : dims) {
     const auto pair = py::reinterpret_borrow<py::tuple>(d);
-    a.dims[a.ndim++] = {pair[0].cast<int64_t>(), pair[1].cast<int64_t>()};
+    a.dims[a.ndim++] = {number<int64_t>(pair[0], opcode, "step"), number<int64_t>(pair[1], opcode, "size")};
   }
   if (t.size() > 4) {
     a.reg = t[4].cast<int>();
-    a.reg_stride = t[5].cast<int64_t>();
+    a.reg_stride = number<int64_t>(t[5], opcode, "step");
     a.indexing = static_cast<Access::Indexing>(t[6].cast<int>());
     a.index_stride = t[7].cast<int64_t>();
     a.index_limit = t[8].cast<int64_t>();
-    if (!t[9].is_none()) a.index = std::make_shared<Access>(parse_access(py::reinterpret_borrow<py::tuple>(t[9])));
+    if (!t[9].is_none())
+      a.index = std::make_shared<Access>(parse_access(py::reinterpret_borrow<py::tuple>(t[9]), opcode));
   }
   return a;
 }
@@ -52,10 +65,12 @@ Instruction parse(int opcode, int engine, const py::tuple& operands, const py::d
     if (o.is_none()) continue;
     if (py::isinstance<py::tuple>(o)) {
       operand.kind = Operand::Kind::tile;
-      operand.access = parse_access(py::reinterpret_borrow<py::tuple>(o));
+      operand.access = parse_access(py::reinterpret_borrow<py::tuple>(o), in.opcode);
     } else {
       operand.kind = Operand::Kind::immediate;
-      operand.immediate = o.cast<double>();
+      const auto& specs = in.spec().operands;
+      const size_t i = in.operands.size() - 1;
+      operand.immediate = number<double>(o, in.opcode, i < specs.size() ? std::string(specs[i].name) : "operand");
     }
   }
   static const auto by_name = [] {
@@ -63,8 +78,11 @@ Instruction parse(int opcode, int engine, const py::tuple& operands, const py::d
     for (const Attribute& a : attributes()) m.emplace(a.name, &a);
     return m;
   }();
-  for (auto [key, value] : attrs) by_name.at(key.cast<std::string>())->set(in, value.cast<double>());
-  for (auto v : list) in.list.push_back(v.cast<int64_t>());
+  for (auto [key, value] : attrs) {
+    const auto name = key.cast<std::string>();
+    by_name.at(name)->set(in, number<double>(value, in.opcode, name));
+  }
+  for (auto v : list) in.list.push_back(number<int64_t>(v, in.opcode, "list"));
   return in;
 }
 

@@ -522,11 +522,22 @@ struct Semantics {
       char* origin;
     };
     std::vector<Source> sources;
-    for (int i = 1; i < 3; ++i)
-      if (has(c, i)) {
-        const Access& a = c.in->operand(i).access;
+    std::vector<std::unique_ptr<Staged>> staged;
+    for (int i = 1; i < 3; ++i) {
+      if (!has(c, i)) continue;
+      const Access& a = c.in->operand(i).access;
+      if (c.v[i].rows == to.rows) {
         sources.push_back({c.v[i], rows_of(core, c, i), core.buffers_[a.storage].base});
+        continue;
       }
+      View divided = to;  // the same elements in dst's rows
+      divided.dtype = a.dtype;
+      const View& v = staged.emplace_back(std::make_unique<Staged>(divided))->view;
+      copy_view(v, c.v[i]);
+      std::vector<std::optional<int64_t>> rows;
+      for (int64_t r = 0; r < v.rows; ++r) rows.emplace_back(r * v.pitch);
+      sources.push_back({v, std::move(rows), v.base});
+    }
     std::vector<float> sum(to.free), term(to.free);
     for (int64_t r = 0; r < to.rows; ++r) {
       bool inside = to_rows[r].has_value();
@@ -1712,6 +1723,9 @@ Core::Call Core::resolve(const Instruction& in, Lane* lane) {
              << " with " << s.partitions << " partitions of " << s.row_bytes / size_of(a.dtype) << " elements";
         throw OutOfBounds(what.str());
       }
+      if (a.index && a.index->reg >= 0 && !is_inside(*a.index))
+        throw OutOfBounds(std::string(in.spec().name) + " index is out of bounds: a register is " +
+                          std::to_string(registers_[a.index->reg]));
       c.v[i] = view(in.operands[i]);
     }
   c.v[0].discard = in.discard;
@@ -1735,10 +1749,11 @@ void Core::execute(const Instruction& in, Lane* lane) {
   if (in.unwritten && program_.proves_unwritten_rows() && !leave_out(in))
     throw UninitialisedRead(in.unwritten->text + "; " + std::string(in.spec().name) + " @" + std::to_string(in.source) +
                             " multiplies it by something else than 0, and a result depends on it");
+  if (in.loop_reads) look_at(*in.loop_reads);
   const auto f = Semantics::body(in.opcode);
   if (!f) {
     if (in.opcode == Opcode::register_move) {
-      set_reg(in.reg, in.start.reg >= 0 ? registers_[in.start.reg] : in.start.value);
+      set_reg(in.reg, value(in.start) + value(in.stop));
     } else if (in.opcode == Opcode::register_load) {
       const View v = view(in.operand(0));
       if (is_integer(v.dtype)) {
@@ -1746,13 +1761,18 @@ void Core::execute(const Instruction& in, Lane* lane) {
         load_int(v, 0, 0, 1, &x);
         set_reg(in.reg, v.dtype == Dtype::uint32 ? static_cast<int64_t>(static_cast<uint32_t>(x)) : x);
       } else {
-        float x;
-        set_reg(in.reg, static_cast<int64_t>(*load(v, 0, 0, 1, &x)));
+        float buffer;
+        const float x = *load(v, 0, 0, 1, &buffer);
+        constexpr float kLimit = 2147483648.0f;  // to nearest, saturating, as conversions of tiles
+        set_reg(in.reg, std::isnan(x)  ? 0
+                        : x >= kLimit  ? INT32_MAX
+                        : x <= -kLimit ? INT32_MIN
+                                       : static_cast<int64_t>(std::nearbyint(x)));
       }
     } else if (in.opcode == Opcode::register_store) {
       const View v = view(in.operand(0));
-      const auto x = static_cast<int32_t>(registers_[in.start.reg]);
-      const auto y = static_cast<float>(registers_[in.start.reg]);
+      const auto x = static_cast<int32_t>(value(in.start));
+      const auto y = static_cast<float>(value(in.start));
       if (is_integer(v.dtype))
         store_int(v, 0, 0, 1, &x);
       else
@@ -1828,8 +1848,33 @@ void Core::execute(const Instruction& in, Lane* lane) {
 
 Access Core::placed(const Access& a) const {
   Access out = a;
-  if (a.reg >= 0) out.offset += registers_.at(a.reg) * a.reg_stride, out.reg = -1;
+  if (a.reg < 0) return out;
+  int64_t by;
+  if (__builtin_mul_overflow(registers_.at(a.reg), a.reg_stride, &by) || by > kMostElements || by < -kMostElements)
+    by = registers_[a.reg] < 0 ? -kMostElements : kMostElements;  // outside of any buffer all the same
+  out.offset += by;
+  out.reg = -1;
   return out;
+}
+
+int64_t Core::value(const Bound& b) const {
+  if (b.reg < 0) return b.value;
+  int64_t v;
+  if (__builtin_mul_overflow(registers_.at(b.reg), b.scale, &v) || __builtin_add_overflow(v, b.value, &v))
+    throw Error("a register's value does not fit 64 bits");
+  return v;
+}
+
+void Core::resume() {
+  mark_written(*waiting_);
+  waiting_ = nullptr;
+}
+
+void Core::look_at(const LoopReads& reads) const {
+  for (const LoopReads::Read& r : reads.reads)
+    if (runtime_maps_[r.access.storage].query(program_.storages()[r.access.storage], placed(r.access)) ==
+        InitMap::State::none)
+      throw UninitialisedRead(r.text);
 }
 
 void Core::enter() {
@@ -1838,9 +1883,12 @@ void Core::enter() {
   if (static_cast<int>(registers_.size()) < program_.registers()) registers_.resize(program_.registers());
   tracked_.assign(storages.size(), 0);
   runtime_maps_.resize(storages.size());
-  for (const Instruction& in : program_.instructions())
+  for (const Instruction& in : program_.instructions()) {
     if (in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx)
       if (in.accumulate == Accumulate::automatic) tracked_[in.operand(0).access.storage] = 1;
+    if (in.loop_reads)
+      for (const LoopReads::Read& r : in.loop_reads->reads) tracked_[r.access.storage] = 1;
+  }
   for (uint32_t i = 0; i < storages.size(); ++i) {
     if (!on_chip(storages[i].memory) && !buffers_[i].base) allocate(i);
     if (tracked_[i]) runtime_maps_[i] = InitMap(storages[i].partitions, storages[i].row_bytes, false);
@@ -1947,13 +1995,18 @@ void Core::run_rows(const CodeSegment& segment, Lane* lane) {
   for (uint32_t i = segment.begin; i < segment.end; ++i) mark_written(plan.code[i]);
 }
 
-// Matmuls that decide at run time what they add to look at what was written.
+// For matmuls that decide at run time what they add to, and reads of what only loops write.
 void Core::mark_written(const Instruction& in) {
   for (size_t k = 0; k < in.operands.size(); ++k) {
     const Operand& o = in.operands[k];
     if (o.is_tile() && o.access.storage < tracked_.size() && tracked_[o.access.storage] &&
-        in.spec().operands[k].role != Role::read)
-      runtime_maps_[o.access.storage].mark(program_.storages()[o.access.storage], placed(o.access));
+        in.spec().operands[k].role != Role::read) {
+      InitMap& map = runtime_maps_[o.access.storage];
+      if (o.access.index)
+        map.mark_somewhere();
+      else
+        map.mark(program_.storages()[o.access.storage], placed(o.access));
+    }
   }
 }
 
@@ -2012,7 +2065,6 @@ Core::State Core::run() {
                                                   [](uint32_t i, const CodeSegment& s) { return i < s.begin; }) -
                                  segments.begin() - 1);
   };
-  auto value = [&](const Bound& b) { return b.reg >= 0 ? registers_[b.reg] : b.value; };
   while (position_ < segments.size()) {
     const CodeSegment& segment = segments[position_];
     const Instruction& in = plan.code[segment.begin];

@@ -76,9 +76,10 @@ class Core {
   enum class State { finished, waiting, ready };
   State run();
   const Instruction* waiting_at() const { return waiting_; }
-  void resume() { waiting_ = nullptr; }
+  void resume();
 
-  int64_t reg(int r) const { return registers_[r]; }
+  int64_t reg(int r) const { return registers_.at(r); }
+  int64_t value(const Bound& b) const;
   void set_reg(int r, int64_t value);
   View view(const Operand& operand) const;
   Access placed(const Access& a) const;  // with its register's value
@@ -102,6 +103,7 @@ class Core {
   void run_segment(const CodeSegment& segment, Lane* lane);
   void run_rows(const CodeSegment& segment, Lane* lane);
   void mark_written(const Instruction& instruction);
+  void look_at(const LoopReads& reads) const;
   void run_parts();
   void place(const Part& part, char* const arena[2]);
   void ensure(uint32_t storage);
@@ -116,7 +118,7 @@ class Core {
   Aligned arena_[2];  // SBUF, PSUM: row p of every tile lies in row p
   Registers registers_of_engines_;
   std::vector<Xorwow> random_[2];      // VectorE, GpSimdE
-  std::vector<InitMap> runtime_maps_;  // of PSUM buffers whose matmuls decide at run time
+  std::vector<InitMap> runtime_maps_;  // of buffers with reads or matmuls that decide at run time
   std::vector<uint8_t> tracked_;
   uint32_t position_ = 0;  // segment
   bool entered_ = false;

@@ -245,7 +245,7 @@ const std::vector<InstructionSpec> kInstructions = {
     NEURON_COLLECTIVE(collective_permute, "dst = src of the rank that names this one as its target"),
 #undef NEURON_COLLECTIVE
     {Opcode::register_move, "register_move", engines(E::sync), E::sync, 2, Shape::none, L::control, 0, {}, {},
-     "register = register or immediate"},
+     "register = start + stop, each a number or register * scale + number"},
     {Opcode::register_load, "register_load", engines(E::sync), E::sync, 2, Shape::none, L::control, 0, {},
      {{"src", read, kHbm | kOnChip, kInts | dtypes(float32)}}, "register = one element"},
     {Opcode::register_store, "register_store", engines(E::sync), E::sync, 2, Shape::none, L::control, 0, {},

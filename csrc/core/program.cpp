@@ -27,10 +27,10 @@ std::span<const Attribute> attributes() {
     #FIELD, [](Instruction& i, double v) { i.FIELD = static_cast<decltype(i.FIELD)>(static_cast<int64_t>(v)); }, \
         [](const Instruction& i) { return static_cast<double>(i.FIELD); }                                        \
   }
-#define BOUND(NAME, FIELD)                                                                          \
-  {                                                                                                 \
-    #NAME, [](Instruction& i, double v) { i.NAME.FIELD = static_cast<decltype(i.NAME.FIELD)>(v); }, \
-        [](const Instruction& i) { return static_cast<double>(i.NAME.FIELD); }                      \
+#define BOUND(NAME, FIELD)                                                               \
+  {                                                                                      \
+    NAME, [](Instruction& i, double v) { i.FIELD = static_cast<decltype(i.FIELD)>(v); }, \
+        [](const Instruction& i) { return static_cast<double>(i.FIELD); }                \
   }
   static const std::vector<Attribute> table = {
       ATTR(op0),
@@ -52,13 +52,13 @@ std::span<const Attribute> attributes() {
       ATTR(group),
       {"value", [](Instruction& i, double v) { i.value = v; }, [](const Instruction& i) { return i.value; }},
       ATTR(reg),
-      BOUND(start, value),
-      BOUND(stop, value),
-      BOUND(step, value),
-      {"start_reg", [](Instruction& i, double v) { i.start.reg = static_cast<int>(v); },
-       [](const Instruction& i) { return static_cast<double>(i.start.reg); }},
-      {"stop_reg", [](Instruction& i, double v) { i.stop.reg = static_cast<int>(v); },
-       [](const Instruction& i) { return static_cast<double>(i.stop.reg); }},
+      BOUND("start", start.value),
+      BOUND("stop", stop.value),
+      BOUND("step", step.value),
+      BOUND("start_reg", start.reg),
+      BOUND("start_scale", start.scale),
+      BOUND("stop_reg", stop.reg),
+      BOUND("stop_scale", stop.scale),
   };
 #undef ATTR
 #undef BOUND
@@ -375,9 +375,11 @@ void Tracker::allocate(uint32_t storage, const Storage& s) {
   if (maps_.size() <= storage) {
     maps_.resize(storage + 1);
     writer_.resize(storage + 1, 0);
+    perhaps_.resize(storage + 1, 0);
     origin_.resize(storage + 1);
   }
   maps_[storage] = InitMap(s.partitions, s.row_bytes, s.external);
+  perhaps_[storage] = 0;
   writer_[storage] = 0;
   live_.allocate(storage, s);
 }
@@ -498,6 +500,7 @@ void Tracker::write(const std::vector<Storage>& storages, const Instruction& in,
   const Access& r = in.operand(operand).access;
   InitMap& map = maps_[r.storage];
   writer_[r.storage] = in.source;
+  if (!loops_.empty() && !map.everywhere()) loops_.back().written.push_back(r.storage);
   if (r.is_dynamic()) return map.mark_somewhere();  // where it wrote is known at run time only
   if (in_loop || in.oob_mode == OobMode::skip) map.write_perhaps();
   std::vector<uint8_t> to;
@@ -560,15 +563,58 @@ void Tracker::settle(const std::vector<Storage>& storages, const Instruction& in
   maps_[r.storage].assign(storages[r.storage], r, flags);
 }
 
+void Tracker::follow_loops(const Instruction& in) {
+  if (in.opcode == Opcode::loop_begin || in.opcode == Opcode::while_begin) {
+    live_.begin_loop();
+    const bool known = in.opcode == Opcode::loop_begin && in.start.reg < 0 && in.stop.reg < 0;
+    loops_.push_back({!known || in.start.value >= in.stop.value, {}});
+  }
+  if (in.opcode == Opcode::loop_end || in.opcode == Opcode::while_end) {
+    live_.end_loop();
+    Loop loop = std::move(loops_.back());
+    loops_.pop_back();
+    if (loop.may_skip)
+      for (uint32_t s : loop.written) perhaps_[s] = 1;
+    if (!loops_.empty())
+      loops_.back().written.insert(loops_.back().written.end(), loop.written.begin(), loop.written.end());
+  }
+}
+
+std::shared_ptr<const LoopReads> Tracker::loop_reads(const std::vector<Storage>& storages,
+                                                     const Instruction& in) const {
+  if (!check_) return nullptr;
+  std::shared_ptr<LoopReads> found;
+  const auto look = [&](const Access& a, std::string_view operand) {
+    if (!perhaps_[a.storage]) return;
+    if (!found) found = std::make_shared<LoopReads>();
+    std::ostringstream text;
+    text << in.spec().name << " " << operand << " reads uninitialised memory @" << in.source << ": "
+         << storages[a.storage].name << " was never written; a loop that made no trip would write it @"
+         << writer_[a.storage];
+    found->reads.push_back({a, text.str()});
+  };
+  for (size_t i = 0; i < in.operands.size(); ++i) {
+    const Operand& o = in.operands[i];
+    if (!o.is_tile()) continue;
+    const OperandSpec& os = in.spec().operands[i];
+    if (o.access.index) look(*o.access.index, "index");
+    // What a read-modify-write keeps may be anything.
+    if (os.role == Role::write || os.role == Role::read_write || in.opcode == Opcode::core_barrier) continue;
+    for (const Access& a : parts_read(in, i)) look(a, os.name);
+  }
+  return found;
+}
+
 void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool in_loop) {
   const InstructionSpec& sp = in.spec();
   live_.tick();
-  if (in.opcode == Opcode::loop_begin || in.opcode == Opcode::while_begin) live_.begin_loop();
-  if (in.opcode == Opcode::loop_end || in.opcode == Opcode::while_end) live_.end_loop();
+  follow_loops(in);
   if (in.opcode == Opcode::allocate) {
     maps_[in.reg] = InitMap(storages[in.reg].partitions, storages[in.reg].row_bytes, false);
+    perhaps_[in.reg] = 0;
     return;
   }
+  in.loop_reads = loop_reads(storages, in);
   std::vector<size_t> without_value;
   Origin origin;
   in.unwritten = in_loop ? nullptr : unwritten_rows(storages, in, origin);  // a loop may write them later

@@ -14,6 +14,7 @@
 namespace neuron {
 
 inline constexpr int kMaxDims = 6;
+inline constexpr int64_t kMostElements = int64_t{1} << 56;  // of an offset or a dimension's extent: bytes fit
 
 struct Storage {
   std::string name;
@@ -67,9 +68,18 @@ struct Operand {
   bool is_tile() const { return kind == Kind::tile; }
 };
 
-struct Bound {  // of a loop: a register or a number
+struct Bound {  // a number, or register * scale + number
   int reg = -1;
-  int64_t value = 0;
+  int64_t value = 0, scale = 1;
+};
+
+// Reads of what only loops wrote that may make no trip: looked at when they run.
+struct LoopReads {
+  struct Read {
+    Access access;
+    std::string text;  // which read it is
+  };
+  std::vector<Read> reads;
 };
 
 // Rows of a matmul's factors that hold what nothing wrote, or was computed from such. The product is right if the other
@@ -107,6 +117,7 @@ struct Instruction {
   std::vector<int64_t> list;  // index pattern, shuffle mask, replica groups
   std::vector<Operand> operands;
   std::shared_ptr<const UnwrittenRows> unwritten;  // set by the tracker
+  std::shared_ptr<const LoopReads> loop_reads;     // set by the tracker
   uint32_t source = 0;                             // line of the kernel
   uint32_t match = 0;                              // loops: the other end
 
@@ -220,7 +231,15 @@ class Tracker {
                                                       Origin& origin) const;
   void write(const std::vector<Storage>& storages, const Instruction& in, size_t operand,
              const std::vector<size_t>& without_value, const Origin& origin, bool in_loop);
+  void follow_loops(const Instruction& in);
+  std::shared_ptr<const LoopReads> loop_reads(const std::vector<Storage>& storages, const Instruction& in) const;
 
+  struct Loop {
+    bool may_skip;                  // it may make no trip
+    std::vector<uint32_t> written;  // in it, and perhaps not before
+  };
+  std::vector<Loop> loops_;    // that are open
+  std::vector<char> perhaps_;  // by storage: written by loops that may have made no trip
   std::vector<InitMap> maps_;
   std::vector<uint32_t> writer_;  // source line
   std::vector<Origin> origin_;    // of a buffer's garbage

@@ -21,6 +21,38 @@ std::string text(const T&... parts) {
   return out.str();
 }
 
+// That numbers of elements and bytes can be computed.
+void check_extent(const Instruction& in, std::string_view name, const Access& a) {
+  if (a.offset > kMostElements || a.offset < -kMostElements)
+    fail(in, name, text("offset ", a.offset, " is not supported"));
+  for (int d = 0; d < a.ndim; ++d) {
+    int64_t extent;
+    if (a.dims[d].size < 1 || __builtin_mul_overflow(a.dims[d].size, a.dims[d].stride, &extent) ||
+        std::max(a.dims[d].size, std::abs(extent)) > kMostElements)
+      fail(
+          in, name,
+          text("dimension ", d, " of ", a.dims[d].size, " elements with step ", a.dims[d].stride, " is not supported"));
+  }
+}
+
+// The tensor of indices of an operand.
+void check_index(const Instruction& in, const OperandSpec& o, const Access& a, const std::vector<Storage>& storages) {
+  const Access& index = *a.index;
+  const Storage& s = storages[index.storage];
+  const auto name = text(o.name, "'s index");
+  check_extent(in, name, index);
+  if (!is_integer(index.dtype)) fail(in, name, text("dtype ", info(index.dtype).name, " is not an integer"));
+  if (index.index) fail(in, name, "is itself taken by an index");
+  if (const Box box = bounding_box(s, index);
+      !index.is_dynamic() &&
+      (box.begin < 0 || box.end > s.row_bytes || box.partition_begin < 0 || box.partition_end > s.partitions))
+    throw OutOfBounds(text(in.spec().name, " index is out of bounds of ", s.name));
+  if (a.indexing != Access::Indexing::rows) return;
+  if (on_chip(storages[a.storage].memory)) fail(in, o.name, "on chip cannot take rows by an index");
+  if (index.elements() < a.dims[0].size)
+    fail(in, name, text("has ", index.elements(), " elements, fewer than the ", a.dims[0].size, " rows"));
+}
+
 void check_operand(const Instruction& in, const OperandSpec& o, const Operand& operand,
                    const std::vector<Storage>& storages) {
   if (operand.kind == Operand::Kind::none) {
@@ -33,12 +65,8 @@ void check_operand(const Instruction& in, const OperandSpec& o, const Operand& o
   }
   const Access& a = operand.access;
   const Storage& s = storages[a.storage];
-  constexpr int64_t kMost = int64_t{1} << 40;  // products of two fit
-  for (int d = 0; d < a.ndim; ++d)
-    if (a.dims[d].size < 1 || a.dims[d].size > kMost || a.dims[d].stride > kMost || a.dims[d].stride < -kMost)
-      fail(
-          in, o.name,
-          text("dimension ", d, " of ", a.dims[d].size, " elements with step ", a.dims[d].stride, " is not supported"));
+  check_extent(in, o.name, a);
+  if (a.index) check_index(in, o, a, storages);
   if (a.indexing == Access::Indexing::elements)
     if (const Access& i = *a.index;
         a.partitions() % 16 || i.partitions() != a.partitions() || i.free_size() * a.index_stride < a.free_size())
@@ -52,6 +80,9 @@ void check_operand(const Instruction& in, const OperandSpec& o, const Operand& o
   if (!on_chip(s.memory)) return;
   if (a.partitions() > kPartitions)
     fail(in, o.name, text("partition dimension ", a.partitions(), " exceeds maximum ", kPartitions));
+  if (const int64_t row = s.row_bytes / size_of(a.dtype); a.partitions() > 1 && a.dims[0].stride != row)
+    fail(in, o.name,
+         text("steps ", a.dims[0].stride, " elements from partition to partition; it must take each, so ", row));
   if (o.role == Role::scalar && a.free_size() != 1)
     fail(in, o.name, text("must have one element per partition, has ", a.free_size()));
   if (a.free_size() > o.max_free) fail(in, o.name, text("free size ", a.free_size(), " exceeds maximum ", o.max_free));
@@ -99,6 +130,51 @@ void check_shapes(const Instruction& in, const std::vector<Storage>& storages) {
            text("partition dimension ", a.partitions(), " differs from ", first_name, "'s ", first->partitions()));
     if (sp.shape == Shape::same && !per_partition && a.free_size() != first->free_size())
       fail(in, os.name, text("free size ", a.free_size(), " differs from ", first_name, "'s ", first->free_size()));
+  }
+}
+
+// Operators that an operand's place takes; those without a row take all that the other rules allow.
+struct Operators {
+  Opcode opcode;
+  std::string_view name;
+  AluOp Instruction::* op;
+  std::vector<AluOp> allowed;
+};
+const std::vector<Operators> kOperators = {
+    {Opcode::activation, "reduce_op", &Instruction::reduce_op, {AluOp::add}},
+    {Opcode::activate2,
+     "reduce_op",
+     &Instruction::reduce_op,
+     {AluOp::add, AluOp::maximum, AluOp::minimum, AluOp::abs_max, AluOp::abs_min}},
+    {Opcode::tensor_scalar_reduce,
+     "reduce_op",
+     &Instruction::reduce_op,
+     {AluOp::add, AluOp::multiply, AluOp::maximum, AluOp::minimum}},
+    {Opcode::tensor_scalar_cumulative,
+     "op1",
+     &Instruction::op1,
+     {AluOp::add, AluOp::subtract, AluOp::multiply, AluOp::maximum, AluOp::minimum}},
+    {Opcode::tensor_partition_reduce,
+     "op",
+     &Instruction::op0,
+     {AluOp::add, AluOp::average, AluOp::maximum, AluOp::bitwise_or, AluOp::bitwise_and}},
+    {Opcode::select_reduce, "reduce_op", &Instruction::reduce_op, {AluOp::maximum}},
+    {Opcode::range_select, "reduce_op", &Instruction::reduce_op, {AluOp::maximum}},
+};
+
+void check_operators(const Instruction& in, int generation) {
+  for (const Operators& o : kOperators)
+    if (in.opcode == o.opcode && std::ranges::find(o.allowed, in.*o.op) == o.allowed.end())
+      fail(in, o.name, text(info(in.*o.op).name, " is not supported"));
+  if (in.opcode == Opcode::activation && in.reduce_cmd == ReduceCmd::load_reduce)
+    fail(in, "reduce_cmd", "load_reduce is not supported");
+  // Until trn2 ScalarE multiplies and adds only.
+  if (in.opcode == Opcode::tensor_scalar && in.engine == Engine::scalar && generation < 4) {
+    const bool first = in.op0 == AluOp::multiply || in.op0 == AluOp::add;
+    if (!first || !(in.op1 == AluOp::bypass || (in.op0 == AluOp::multiply && in.op1 == AluOp::add)))
+      fail(in, "engine",
+           text("scalar computes multiply, add, and both in this order, not ", info(in.op0).name,
+                in.op1 == AluOp::bypass ? "" : " and ", in.op1 == AluOp::bypass ? "" : info(in.op1).name));
   }
 }
 
@@ -288,11 +364,21 @@ void check_opcode(const Instruction& in, int generation) {
       return check_scale(in, 2, src.partitions(), src.free_size() / 4);
     }
     case Opcode::dma_compute:
-      for (int i = 1; i < 3; ++i)
-        if (const Operand& o = in.operand(i); o.is_tile() && !o.access.index && !in.operand(0).access.index &&
-                                              o.access.elements() != in.operand(0).access.elements())
-          fail(in, in.spec().operands[i].name,
-               text("has ", o.access.elements(), " elements, dst has ", in.operand(0).access.elements()));
+      for (int i = 1; i < 3; ++i) {
+        const Operand& o = in.operand(i);
+        if (!o.is_tile()) continue;
+        const Access& dst = in.operand(0).access;
+        const std::string_view name = in.spec().operands[i].name;
+        if (o.access.elements() != dst.elements())
+          fail(in, name, text("has ", o.access.elements(), " elements, dst has ", dst.elements()));
+        if ((o.access.is_dynamic() || dst.is_dynamic()) && o.access.dims[0].size != dst.dims[0].size)
+          fail(in, name, text("has ", o.access.dims[0].size, " rows, dst has ", dst.dims[0].size));
+      }
+      return;
+    case Opcode::register_load:
+    case Opcode::register_store:
+      if (const int64_t n = in.operand(0).access.elements(); n != 1)
+        fail(in, in.spec().operands[0].name, text("has ", n, " elements; a register holds one"));
       return;
     case Opcode::affine_select:
       if (info(in.op0).inputs != 2 || !kernels().binary_int[static_cast<int>(in.op0)])
@@ -300,9 +386,6 @@ void check_opcode(const Instruction& in, int generation) {
       return check_pattern(in);
     case Opcode::iota:
       return check_pattern(in);
-    case Opcode::tensor_scalar_reduce:
-    case Opcode::select_reduce:
-    case Opcode::activation:
     case Opcode::exponential:
       if (in.reduce_cmd != ReduceCmd::idle && !kernels().reduce[static_cast<int>(in.reduce_op)])
         fail(in, "reduce_op", text(info(in.reduce_op).name, " is not a reduction"));
@@ -347,6 +430,7 @@ void Program::validate(Instruction& in) const {
   }
   check_shapes(in, storages_);
   check_rules(in, storages_);
+  check_operators(in, generation_);
   check_opcode(in, generation_);
   if (generation_ < 4 && in.engine == Engine::tensor && !in.operands.empty() && in.operand(0).is_tile() &&
       storages_[in.operand(0).access.storage].memory == Memory::psum)

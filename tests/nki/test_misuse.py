@@ -88,6 +88,45 @@ INVALID = {
         lambda: nisa.tensor_copy(tile(16, 1000), tile(16, 64).indirect(tile(16, 4, dtype=U16, value=0), 1000)),
         "an index for each",
     ),
+    "partitions: step": (lambda: nisa.tensor_copy(tile(8, 4), tile(16, 4)[0:16:2]), "src steps 8 .*so 4"),
+    "partitions: pattern": (lambda: nisa.tensor_copy(tile(8, 4), tile(16, 4).ap([[0, 8], [1, 4]])), "src steps 0 "),
+    "partitions: dma": (lambda: nisa.dma_copy(tile(16, 4)[0:16:2], tile(8, 4)), "dst steps 8 "),
+    "activation: reduce": (
+        lambda: nisa.activation(tile(8, 4), nl.exp, tile(8, 4), reduce_op=nl.maximum),
+        "activation reduce_op maximum",
+    ),
+    "activation: load_reduce": (
+        lambda: nisa.activation(tile(8, 4), nl.exp, tile(8, 4), reduce_res=tile(8, 1), reduce_cmd="load_reduce"),
+        "reduce_cmd load_reduce",
+    ),
+    "select: reduce": (
+        lambda: nisa.select_reduce(
+            tile(8, 4), tile(8, 4, dtype=nl.int16), tile(8, 4), 0.0, reduce_op=nl.add, reduce_res=tile(8, 1)
+        ),
+        "reduce_op add",
+    ),
+    "cumulative: operator": (
+        lambda: nisa.tensor_scalar_cumulative(tile(8, 4), tile(8, 4), nl.add, nl.logical_and, 1.0),
+        "op1 logical_and",
+    ),
+    "dma: hwdge": (
+        lambda: nisa.dma_copy(
+            tile(4, 8),
+            nl.zeros((8, 8), nl.float32, nl.hbm).vector_select(0, tile(4, 1, dtype=nl.int32)),
+            dge_mode=nisa.dge_mode.hwdge,
+        ),
+        "hwdge cannot take rows",
+    ),
+    "dma: engine": (
+        lambda: nisa.dma_copy(tile(4, 8), tile(4, 8), engine=nisa.engine.sync, dge_mode=nisa.dge_mode.swdge),
+        "engine sync needs dge_mode hwdge",
+    ),
+    "no tensor": (lambda: nisa.tensor_copy(tile(4, 8), [1.0]), r"tensor_copy src \[1.0\] is no tensor"),
+    "no tensor: matmul": (lambda: nisa.nc_matmul(None, "x", 3), "nc_matmul stationary 'x'"),
+    "no number": (lambda: nisa.tensor_scalar(tile(4, 8), tile(4, 8), nl.add, "1 2"), "operand0 '1 2'"),
+    "no flag": (lambda: nisa.tensor_scalar(tile(4, 8), tile(4, 8), nl.add, 1, reverse0="x"), "reverse0 'x'"),
+    "no address": (lambda: nisa.memset(tile(4, 64).ap([[64, 4], [1, 5]], offset=2**70), 0), "offset 11805916"),
+    "far": (lambda: nisa.memset(tile(4, 64).ap([[64, 4], [1, 5]], offset=2**62), 0), "offset 4611686018427387904"),
     "address": (lambda: nl.ndarray((4, 4), nl.float32, address=(-100000, 0)), "negative"),
     "address: bytes": (lambda: nl.ndarray((4, 4), nl.float32, address=(0, -1000)), "negative"),
     "empty": (lambda: nisa.memset(tile(4, 4)[:, 2:2], 0), "dimension 1 of 0 elements"),
@@ -175,6 +214,23 @@ def test_places_by_a_register_are_followed_step_by_step():
         (lambda t: nisa.nc_matmul(t, t, t, perf_mode="triple_row"), "matmul_perf_mode 'triple_row'.*double_row"),
         (lambda t: nisa.dma_copy(t, t, oob_mode="ignore"), "oob_mode 'ignore'.*skip"),
         (lambda t: nisa.tensor_copy(t, t, engine=99), "engine 99 must be one of"),
+        (lambda t: nisa.tensor_copy(t, t, engine=True), "engine True must be one of"),
+        (lambda t: nisa.dma_copy(t, t, engine="dmaa"), "engine 'dmaa'"),
+        (lambda t: nisa.dma_transpose(t, t, dge_mode="fast"), "dge_mode 'fast'"),
+        (lambda t: nisa.sendrecv(t, t, 1, 1, 0, dma_engine="slow"), "dma_engine 'slow'"),
+        (lambda t: t[1.5], "1.5 is not an integer"),
+        (lambda t: t[..., ...], "one ellipsis"),
+        (lambda t: t[0, 0, 0], "3 indices"),
+        (lambda t: t[:, ::-1], "slice step -1"),
+        (lambda t: t[:, nl.ds(3, -2)], "out of bounds"),
+        (lambda t: t.slice(1, 0, 8, 0), "slice step 0"),
+        (lambda t: t.reshape((128, 0, -1)), "cannot reshape"),
+        (lambda t: t.reshape_dim(1, (0, -1)), "cannot split"),
+        (lambda t: t.rearrange(("p", ("a", "b")), ("p", "a"), {"a": 2}), "'b'"),
+        (lambda t: t.ap([[8, 128], [1, 8]], indirect_dim=7), "dimension 7"),
+        (lambda t: t.ap([[8, 128], [1]]), "pattern"),
+        (lambda t: t.view(nl.int16)[:, 1:].ap([[8, 128], [1, 2]], dtype=nl.int32), "no whole number"),
+        (lambda t: t.indirect([1, 2]), "an index is a tensor, not list"),
         (lambda t: nisa.tensor_copy(t, t, engine=nisa.oob_mode.skip), "engine <oob_mode.skip"),
         (lambda t: nisa.dma_copy(t, t, dge_mode=[1]), "dge_mode"),
         (lambda t: nisa.activation(t, nl.exp, t, reduce_cmd=-1), "reduce_cmd -1"),
@@ -212,7 +268,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
 def k(x):
     t, r = nl.load(x), nisa.register_alloc(1)
-    for _ in nl.dynamic_range(0, nisa.register_alloc(1 << 40)):
+    for _ in nl.dynamic_range(0, nisa.register_alloc((1 << 31) - 1)):
         nisa.tensor_copy(t, t)
     return x
 signal.alarm(1)

@@ -15,7 +15,7 @@ from torchneuron import env
 from .. import _core
 from . import dtypes, ops
 from . import isa_constants as constants
-from .errors import NkiValidationError
+from .errors import DataDependentError, NkiValidationError
 from .isa_constants import (
     dge_mode,
     dma_engine,
@@ -25,8 +25,8 @@ from .isa_constants import (
     oob_mode,
     reduce_cmd,
 )
-from .session import Instruction, current, psum
-from .tensor import NkiTensor, Register
+from .session import OPCODES, OPERANDS, WRITTEN, Instruction, current, psum
+from .tensor import NkiTensor, Register, _integer
 
 FP32_MIN = float(np.finfo(np.float32).min)
 
@@ -36,21 +36,34 @@ gpsimd_engine, sync_engine, unknown_engine = engine.gpsimd, engine.sync, engine.
 _OVERWRITE, _ADD, _AUTOMATIC = 0, 1, 2  # Accumulate
 
 
-def _tile(x: NkiTensor, name: str) -> tuple:
-    if not isinstance(x, NkiTensor):
-        raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")
-    return x.access()
+def _emit(
+    name: str, engine: int, operands: tuple, attrs: dict[str, float] | None = None, values: tuple = ()
+) -> Instruction:
+    """Issues an instruction on what a kernel gave as its operands: tensors, numbers, registers, or None."""
+    session, opcode, packed = current(), OPCODES[name], []
+    for operand, written, x in zip(OPERANDS[opcode], WRITTEN[opcode], operands):
+        if isinstance(x, NkiTensor):
+            for t in (x, x.index):
+                if t is not None and t.storage.session is not session:
+                    raise NkiValidationError(f"{name} {operand}: {t.name} belongs to another kernel or call")
+            x.storage.written = x.storage.written or written
+            x = x.access()
+        elif x is not None:
+            try:
+                x = float(int(x) if isinstance(x, Register) else x)
+            except (TypeError, ValueError) as e:
+                if isinstance(e, DataDependentError):
+                    raise
+                raise NkiValidationError(f"{name} {operand} {x!r} is no tensor and no number") from None
+        packed.append(x)
+    return session.emit(name, engine, tuple(packed), attrs, values)
 
 
-def _scalar(x: object) -> tuple | float | None:
-    """A number or a tile of one element per partition."""
-    if x is None:
-        return None
-    if isinstance(x, NkiTensor):
-        return x.access()
-    if isinstance(x, Register):
-        return float(int(x))
-    return float(x)
+def _check_tensors(instruction: str, **given: object) -> None:
+    """That what is looked at before the instruction is issued is tensors."""
+    for operand, x in given.items():
+        if not isinstance(x, NkiTensor):
+            raise NkiValidationError(f"{instruction} {operand} must be a tensor, not {type(x).__name__}")
 
 
 def _code(member: object, kind: type[enum.Enum]) -> int:
@@ -58,16 +71,12 @@ def _code(member: object, kind: type[enum.Enum]) -> int:
     if member is None:
         return 0
     try:
+        if isinstance(member, bool):
+            raise ValueError
         return (kind[member] if isinstance(member, str) else kind(member)).value
     except (KeyError, ValueError):
         known = ", ".join(kind.__members__)
         raise NkiValidationError(f"{kind.__name__} {member!r} must be one of {known}, or its number") from None
-
-
-def _written(*tensors: NkiTensor | None) -> None:
-    for t in tensors:
-        if t is not None:
-            t.storage.written = True
 
 
 def _pattern(pattern: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -98,14 +107,24 @@ def dma_copy(
 ) -> Instruction:
     """dst = src in element order, between HBM and SBUF; differing types go through fp32.
 
-    Rows that an indirect side places outside its tensor raise (oob_mode.error) or stay untouched (skip).
+    Rows that an indirect side places outside its tensor raise (oob_mode.error) or stay untouched (skip). Rows by a
+    vector offset are not for dge_mode.hwdge; engine sync and scalar are for it only.
     """
-    _written(dst)
-    return current().emit(
+    _check_tensors("dma_copy", dst=dst, src=src)
+    queue, mode = _code(engine, constants.engine), constants.dge_mode(_code(dge_mode, constants.dge_mode))
+    if mode is constants.dge_mode.hwdge and (dst.index is not None or src.index is not None):
+        raise NkiValidationError("dma_copy dge_mode hwdge cannot take rows by a vector offset: swdge can")
+    if queue in (_core.ENGINES["sync"], _core.ENGINES["scalar"]) and mode in (
+        constants.dge_mode.swdge, constants.dge_mode.none
+    ):  # fmt: skip
+        raise NkiValidationError(
+            f"dma_copy engine {constants.engine(queue).name} needs dge_mode hwdge, not {mode.name}"
+        )
+    return _emit(
         "dma_copy",
         0,
-        (_tile(dst, "dst"), _tile(src, "src")),
-        {"oob_mode": _code(oob_mode, constants.oob_mode), "dge_mode": _code(dge_mode, constants.dge_mode)},
+        (dst, src),
+        {"oob_mode": _code(oob_mode, constants.oob_mode), "dge_mode": mode.value},
     )
 
 
@@ -125,19 +144,17 @@ def dma_compute(
         raise NkiValidationError("dma_compute scales must be 1.0")
     if not 1 <= len(srcs) <= 16:
         raise NkiValidationError(f"dma_compute takes 1 to 16 sources, not {len(srcs)}")
-    _written(dst)
     attrs = {"oob_mode": _code(oob_mode, constants.oob_mode)}
-    session = current()
     if len(srcs) <= 2:
-        return session.emit("dma_compute", 0, (dst.access(), *(s.access() for s in srcs)), attrs)
+        return _emit("dma_compute", 0, (dst, *srcs), attrs)
     from .language import ndarray
     from .session import hbm
 
     total = ndarray(dst.shape, dtypes.float32, hbm)  # the fp32 sum that the DMA engines carry along
-    session.emit("dma_compute", 0, (total.access(), srcs[0].access(), srcs[1].access()), attrs)
+    _emit("dma_compute", 0, (total, srcs[0], srcs[1]), attrs)
     for s in srcs[2:-1]:
-        session.emit("dma_compute", 0, (total.access(), total.access(), s.access()), attrs)
-    return session.emit("dma_compute", 0, (dst.access(), total.access(), srcs[-1].access()), attrs)
+        _emit("dma_compute", 0, (total, total, s), attrs)
+    return _emit("dma_compute", 0, (dst, total, srcs[-1]), attrs)
 
 
 _TRANSPOSITIONS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -154,15 +171,19 @@ def dma_transpose(
 ) -> Instruction:
     """dst = src with axes (1, 0), (2, 1, 0) or (3, 1, 2, 0), by rank; dst in SBUF, same dtype. src's rows may be
     gathered by a vector offset first."""
+    _check_tensors("dma_transpose", dst=dst, src=src)
     order = tuple(axes) if axes is not None else _TRANSPOSITIONS.get(src.ndim)
     if order != _TRANSPOSITIONS.get(src.ndim):
         raise NkiValidationError(f"dma_transpose axes {order} of a tensor of {src.ndim} dimensions are not supported")
     expected = tuple(src.shape[a] for a in order)
     if dst.shape != expected and dst.size != src.size:
         raise NkiValidationError(f"dma_transpose dst shape {dst.shape} is not {expected}")
-    _written(dst)
-    return current().emit(
-        "dma_transpose", 0, (dst.access(), src.access()), {"oob_mode": _code(oob_mode, constants.oob_mode)}, order
+    return _emit(
+        "dma_transpose",
+        0,
+        (dst, src),
+        {"oob_mode": _code(oob_mode, constants.oob_mode), "dge_mode": _code(dge_mode, constants.dge_mode)},
+        order,
     )
 
 
@@ -170,29 +191,29 @@ def tensor_copy(
     dst: NkiTensor, src: NkiTensor, engine: engine = engine.unknown, name: str | None = None, dtype: object = None
 ) -> Instruction:
     """dst = src: bit-exact for one dtype, else through fp32. dtype: accepted as older kernels pass it, unused."""
-    _written(dst)
-    return current().emit("tensor_copy", _code(engine, constants.engine), (_tile(dst, "dst"), _tile(src, "src")))
+    return _emit("tensor_copy", _code(engine, constants.engine), (dst, src))
 
 
 def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
     """dst = value. An integer dst takes an integer value; packed types take 0 only."""
+    _check_tensors("memset", dst=dst)
+    if isinstance(value, NkiTensor) or not np.isscalar(value):
+        raise NkiValidationError(f"memset value must be a number, not {type(value).__name__}")
     if dtypes.is_integer(dst.dtype):
         limits = np.iinfo(np.uint8 if dst.dtype == dtypes.bool_ else str(dst.dtype))
         if not (float(value).is_integer() and limits.min <= value <= limits.max):
             raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
     if dtypes.is_packed(dst.dtype) and value != 0:
         raise NkiValidationError(f"memset of {dst.dtype} takes 0 only")
-    _written(dst)
-    return current().emit("memset", _code(engine, constants.engine), (_tile(dst, "dst"),), {"value": float(value)})
+    return _emit("memset", _code(engine, constants.engine), (dst,), {"value": float(value)})
 
 
 def tensor_copy_predicated(
     dst: NkiTensor, src: NkiTensor | float, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None
 ) -> Instruction:
     """dst = src where predicate is not zero (reverse_pred: is zero); dst keeps its value elsewhere."""
-    _written(dst)
-    return current().emit(
-        "tensor_copy_predicated", 0, (dst.access(), _scalar(src), _tile(predicate, "predicate")),
+    return _emit(
+        "tensor_copy_predicated", 0, (dst, src, predicate),
         {"reverse0": reverse_pred},
     )  # fmt: skip
 
@@ -228,9 +249,8 @@ def nc_matmul(
     stationary.T bit by bit (moving is the identity).
     """
     _check_tiling("nc_matmul", tile_position, tile_size)
-    _written(dst)
-    return current().emit(
-        "nc_matmul", 0, (_tile(dst, "dst"), _tile(stationary, "stationary"), _tile(moving, "moving")),
+    return _emit(
+        "nc_matmul", 0, (dst, stationary, moving),
         {
             "transpose": is_transpose,
             "accumulate": _AUTOMATIC if accumulate is None else (_ADD if accumulate else _OVERWRITE),
@@ -266,10 +286,9 @@ def nc_matmul_mx(
 ) -> Instruction:
     """nc_matmul of packed MX types (x4): values times 2^(scale - 127), contracted over P * 4."""
     _check_tiling("nc_matmul_mx", tile_position, tile_size)
-    _written(dst)
-    return current().emit(
+    return _emit(
         "nc_matmul_mx", 0,
-        tuple(t.access() for t in (dst, stationary, moving, stationary_scale, moving_scale)),
+        (dst, stationary, moving, stationary_scale, moving_scale),
         {"accumulate": _AUTOMATIC if accumulate is None else (_ADD if accumulate else _OVERWRITE)},
     )  # fmt: skip
 
@@ -278,11 +297,11 @@ def nc_transpose(
     dst: NkiTensor, data: NkiTensor, engine: engine = engine.unknown, name: str | None = None
 ) -> Instruction:
     """dst[F, P] = data[P, F].T, same dtype. TensorE writes PSUM, up to 128 x 128; VectorE up to 32 x 32."""
+    _check_tensors("nc_transpose", dst=dst, data=data)
     e = _code(engine, constants.engine) or (
         _core.ENGINES["tensor"] if dst.buffer is psum and data.buffer is not psum else _core.ENGINES["vector"]
     )
-    _written(dst)
-    return current().emit("nc_transpose", e, (_tile(dst, "dst"), _tile(data, "data")))
+    return _emit("nc_transpose", e, (dst, data))
 
 
 # ---- elementwise ---------------------------------------------------------------------------------------------------
@@ -295,16 +314,14 @@ def tensor_tensor(
     name: str | None = None,
 ) -> Instruction:
     """dst = data1 op data2 in fp32. 32-bit integers (all operands, none in PSUM) go to GpSimdE, which is exact."""
+    _check_tensors("tensor_tensor", dst=dst, data1=data1, data2=data2)
     code, e = ops.alu(op), _code(engine, constants.engine)
     if e == 0:
         tensors = (dst, data1, data2)
         exact = all(t.dtype in (dtypes.int32, dtypes.uint32) for t in tensors) and not ops.is_bitwise(code)
         if (exact or code == _core.ALU_OPS["power"]) and all(t.buffer is not psum for t in tensors):
             e = _core.ENGINES["gpsimd"]
-    _written(dst)
-    return current().emit(
-        "tensor_tensor", e, (_tile(dst, "dst"), _tile(data1, "data1"), _tile(data2, "data2")), {"op0": code}
-    )
+    return _emit("tensor_tensor", e, (dst, data1, data2), {"op0": code})
 
 
 def tensor_scalar(
@@ -320,10 +337,9 @@ def tensor_scalar(
     name: str | None = None,
 ) -> Instruction:
     """dst = (data op0 operand0) op1 operand1; operands are scalars. reverse0/1 swap the sides of op0/1."""
-    _written(dst)
-    return current().emit(
+    return _emit(
         "tensor_scalar", _code(engine, constants.engine),
-        (_tile(dst, "dst"), _tile(data, "data"), _scalar(0.0 if operand0 is None else operand0), _scalar(operand1)),
+        (dst, data, 0.0 if operand0 is None else operand0, operand1),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
     )  # fmt: skip
 
@@ -341,10 +357,9 @@ def scalar_tensor_tensor(
     **legacy: object,
 ) -> Instruction:
     """dst = (data op0 operand0) op1 operand1 with a scalar operand0 and a tile operand1."""
-    _written(dst)
-    return current().emit(
+    return _emit(
         "scalar_tensor_tensor", 0,
-        (_tile(dst, "dst"), _tile(data, "data"), _scalar(operand0), _tile(operand1, "operand1")),
+        (dst, data, operand0, operand1),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
     )  # fmt: skip
 
@@ -362,10 +377,9 @@ def activation(
 ) -> Instruction:
     """dst = op(data * scale + bias). reduce_cmd adds the results of a partition to ScalarE's register, which reduce_res
     [P, 1] gets."""
-    _written(dst, reduce_res)
-    return current().emit(
+    return _emit(
         "activation", 0,
-        (_tile(dst, "dst"), _tile(data, "data"), _scalar(bias), _scalar(scale), _scalar(reduce_res)),
+        (dst, data, bias, scale, reduce_res),
         {
             "function": ops.function(op),
             "reduce_op": ops.alu(reduce_op) if reduce_op is not None else _core.ALU_OPS["add"],
@@ -413,11 +427,10 @@ def activate2(
     pair = (names[ops.alu(op0)], names[ops.alu(op1)])
     if pair not in _ACTIVATE2:
         raise NkiValidationError(f"activate2 operators {pair} are not supported")
-    _written(dst, reduce_res)
-    return current().emit(
+    return _emit(
         "activate2", 0,
-        (dst.access(), data.access(), _scalar(imm0) or 0.0, _scalar(imm1) or 0.0, _scalar(relu_param),
-         _scalar(reduce_res)),
+        (dst, data, 0.0 if imm0 is None else imm0, 0.0 if imm1 is None else imm1, relu_param,
+         reduce_res),
         {
             "function": ops.function(op), "op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0,
             "reverse1": reverse1, "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
@@ -436,24 +449,21 @@ def exponential(
     name: str | None = None,
 ) -> Instruction:
     """dst = exp(src - max_value) on VectorE (trn3), with a running sum as in activation."""
-    _written(dst, reduce_res)
-    return current().emit(
+    return _emit(
         "exponential", 0,
-        (dst.access(), src.access(), _scalar(max_value), _scalar(reduce_res), _scalar(reduce_init)),
+        (dst, src, max_value, reduce_res, reduce_init),
         {"reduce_cmd": _code(reduce_cmd, constants.reduce_cmd)},
     )  # fmt: skip
 
 
 def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Instruction:
     """dst = 1 / data."""
-    _written(dst)
-    return current().emit("reciprocal", 0, (_tile(dst, "dst"), _tile(data, "data")))
+    return _emit("reciprocal", 0, (dst, data))
 
 
 def dropout(dst: NkiTensor, data: NkiTensor, prob: NkiTensor | float, name: str | None = None) -> Instruction:
     """dst = 0 with probability prob, else data (not rescaled)."""
-    _written(dst)
-    return current().emit("dropout", 0, (dst.access(), data.access(), _scalar(prob)))
+    return _emit("dropout", 0, (dst, data, prob))
 
 
 # ---- reductions and scans ------------------------------------------------------------------------------------------
@@ -467,25 +477,25 @@ def tensor_reduce(
     name: str | None = None,
 ) -> Instruction:
     """dst = op over trailing free axes of data (the last axis must be among them, the partition axis not)."""
+    _check_tensors("tensor_reduce", dst=dst, data=data)
     axes = sorted(data._dim(a) for a in ((axis,) if isinstance(axis, int) else axis))
-    if axes[0] == 0 or axes != list(range(axes[0], data.ndim)):
+    if not axes or axes[0] == 0 or axes != list(range(axes[0], data.ndim)):
         raise NkiValidationError(f"tensor_reduce axis {axis} must be trailing free axes of {data.shape}")
     run = 1
     for a in axes:
         run *= data.shape[a]
-    _written(dst)
-    return current().emit(
-        "tensor_reduce", 0, (_tile(dst, "dst"), _tile(data, "data")),
+    return _emit(
+        "tensor_reduce", 0, (dst, data),
         {"op0": ops.alu(op), "negate": negate, "count": run},
     )  # fmt: skip
 
 
 def tensor_partition_reduce(dst: NkiTensor, op: object, data: NkiTensor, name: str | None = None) -> Instruction:
     """dst[1, F] = op over the partitions of data[P, F]; op add, average, max, bitwise_or, bitwise_and."""
+    _check_tensors("tensor_partition_reduce", dst=dst, data=data)
     if dst.shape[0] != 1 or dst.free_size != data.free_size:
         raise NkiValidationError(f"tensor_partition_reduce dst shape {dst.shape} is not (1, {data.free_size})")
-    _written(dst)
-    return current().emit("tensor_partition_reduce", 0, (dst.access(), data.access()), {"op0": ops.alu(op)})
+    return _emit("tensor_partition_reduce", 0, (dst, data), {"op0": ops.alu(op)})
 
 
 def tensor_scalar_reduce(
@@ -502,10 +512,9 @@ def tensor_scalar_reduce(
     name: str | None = None,
 ) -> Instruction:
     """dst = data op0 operand0; register = reduce_op over the results of a partition; reduce_res [P, 1] = register."""
-    _written(dst, reduce_res)
-    return current().emit(
+    return _emit(
         "tensor_scalar_reduce", 0,
-        (dst.access(), data.access(), _scalar(operand0), _scalar(reduce_res), _scalar(reduce_init)),
+        (dst, data, operand0, reduce_res, reduce_init),
         {
             "op0": ops.alu(op0), "reduce_op": ops.alu(reduce_op), "reverse0": reverse0,
             "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd), "negate": reduce_res_negate,
@@ -524,9 +533,8 @@ def tensor_scalar_cumulative(
     name: str | None = None,
 ) -> Instruction:
     """register = op1(op0(src[i], imm0), register); dst[i] = register. load_reduce starts with imm1."""
-    _written(dst)
-    return current().emit(
-        "tensor_scalar_cumulative", 0, (dst.access(), src.access(), _scalar(imm0), _scalar(imm1)),
+    return _emit(
+        "tensor_scalar_cumulative", 0, (dst, src, imm0, imm1),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd)},
     )  # fmt: skip
 
@@ -543,9 +551,8 @@ def tensor_tensor_scan(
     name: str | None = None,
 ) -> Instruction:
     """dst[i] = op1(op0(data0[i], dst[i-1]), data1[i]) along each partition, dst[-1] = initial; state in fp32."""
-    _written(dst)
-    return current().emit(
-        "tensor_tensor_scan", 0, (dst.access(), data0.access(), data1.access(), _scalar(initial)),
+    return _emit(
+        "tensor_tensor_scan", 0, (dst, data0, data1, initial),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
     )  # fmt: skip
 
@@ -562,10 +569,9 @@ def select_reduce(
     name: str | None = None,
 ) -> Instruction:
     """dst = on_true where predicate is not zero (reverse_pred: is zero), else on_false; with a running maximum."""
-    _written(dst, reduce_res)
-    return current().emit(
+    return _emit(
         "select_reduce", 0,
-        (dst.access(), predicate.access(), on_true.access(), _scalar(on_false), _scalar(reduce_res)),
+        (dst, predicate, on_true, on_false, reduce_res),
         {
             "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd), "reduce_op": ops.alu(reduce_op),
             "reverse0": reverse_pred,
@@ -589,10 +595,9 @@ def range_select(
 ) -> Instruction:
     """dst = on_true_tile where comp_op0(i, bound0) and comp_op1(i, bound1), i = range_start + free index; else
     on_false_value; with a running maximum."""
-    _written(dst, reduce_res)
-    return current().emit(
+    return _emit(
         "range_select", 0,
-        (dst.access(), on_true_tile.access(), _scalar(bound0), _scalar(bound1), _scalar(reduce_res)),
+        (dst, on_true_tile, bound0, bound1, reduce_res),
         {
             "op0": ops.alu(comp_op0), "op1": ops.alu(comp_op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
             "reduce_op": ops.alu(reduce_op), "offset": range_start, "value": float(on_false_value),
@@ -612,9 +617,8 @@ def affine_select(
 ) -> Instruction:
     """v = offset + p * channel_multiplier + sum of index * step over pattern [[step, count], ...]; dst = on_true_tile
     where cmp_op(v, 0), else on_false_value."""
-    _written(dst)
-    return current().emit(
-        "affine_select", 0, (dst.access(), on_true_tile.access()),
+    return _emit(
+        "affine_select", 0, (dst, on_true_tile),
         {"op0": ops.alu(cmp_op), "offset": offset, "channel_multiplier": channel_multiplier,
          "value": float(on_false_value)},
         _pattern(pattern),
@@ -629,36 +633,31 @@ def iota(
     name: str | None = None,
 ) -> Instruction:
     """dst = offset + p * channel_multiplier + sum of index * step over pattern [[step, count], ...], in int32."""
-    _written(dst)
-    return current().emit(
-        "iota", 0, (dst.access(),), {"offset": int(offset), "channel_multiplier": int(channel_multiplier)},
+    return _emit(
+        "iota", 0, (dst,), {"offset": int(offset), "channel_multiplier": int(channel_multiplier)},
         _pattern(pattern),
     )  # fmt: skip
 
 
 def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Instruction:
     """dst[P, 6] = (count, mean, count * variance) of the even and of the odd elements of data[P, F <= 512]."""
-    _written(dst)
-    return current().emit("bn_stats", 0, (dst.access(), data.access()))
+    return _emit("bn_stats", 0, (dst, data))
 
 
 def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Instruction:
     """dst[P, 2] = mean and variance of merged (count, mean, count * variance) triples."""
-    _written(dst)
-    return current().emit("bn_aggr", 0, (dst.access(), data.access()))
+    return _emit("bn_aggr", 0, (dst, data))
 
 
 # ---- search and gather ---------------------------------------------------------------------------------------------
 def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> Instruction:
     """dst[P, 8] = the 8 largest of each partition, descending."""
-    _written(dst)
-    return current().emit("max8", 0, (dst.access(), src.access()))
+    return _emit("max8", 0, (dst, src))
 
 
 def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None) -> Instruction:
     """dst[P, 8] = first index of each of vals[P, 8] in data; equal values take later indices; all ones: missing."""
-    _written(dst)
-    return current().emit("nc_find_index8", 0, (dst.access(), data.access(), vals.access()))
+    return _emit("nc_find_index8", 0, (dst, data, vals))
 
 
 def nc_match_replace8(
@@ -670,10 +669,7 @@ def nc_match_replace8(
     name: str | None = None,
 ) -> Instruction:
     """dst = data with the first match of each of vals[P, 8] replaced by imm; dst_idx [P, 8]: where."""
-    _written(dst, dst_idx)
-    return current().emit(
-        "nc_match_replace8", 0, (dst.access(), data.access(), vals.access(), _scalar(dst_idx)), {"value": float(imm)}
-    )
+    return _emit("nc_match_replace8", 0, (dst, data, vals, dst_idx), {"value": float(imm)})
 
 
 def nc_stream_shuffle(
@@ -682,8 +678,7 @@ def nc_stream_shuffle(
     """In every group of 32 partitions dst[i] = src[shuffle_mask[i]]; 255 keeps dst[i]."""
     if len(shuffle_mask) != 32:
         raise NkiValidationError(f"nc_stream_shuffle shuffle_mask has {len(shuffle_mask)} entries, not 32")
-    _written(dst)
-    return current().emit("nc_stream_shuffle", 0, (dst.access(), src.access()), {}, tuple(int(i) for i in shuffle_mask))
+    return _emit("nc_stream_shuffle", 0, (dst, src), {}, tuple(int(i) for i in shuffle_mask))
 
 
 def local_gather(
@@ -696,17 +691,15 @@ def local_gather(
 ) -> Instruction:
     """Each group of 16 partitions gathers runs of num_elem_per_idx elements at index * num_elem_per_idx; its indices
     are index's 16 rows read column by column."""
-    _written(dst)
-    return current().emit(
-        "local_gather", 0, (dst.access(), src_buffer.access(), index.access()),
+    return _emit(
+        "local_gather", 0, (dst, src_buffer, index),
         {"count": num_elem_per_idx, "group": num_valid_indices or 0},
     )  # fmt: skip
 
 
 def nc_n_gather(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None) -> Instruction:
     """dst[p, i] = data[p, indices[p, i]]."""
-    _written(dst)
-    return current().emit("nc_n_gather", 0, (dst.access(), data.access(), indices.access()))
+    return _emit("nc_n_gather", 0, (dst, data, indices))
 
 
 def nonzero_with_count(
@@ -714,24 +707,19 @@ def nonzero_with_count(
 ) -> Instruction:
     """Of partitions 0, 16, 32, ...: dst = indices of non-zero elements + index_offset, padding_val after them, and
     their count in the last element; dst [P, F + 1] int32."""
-    _written(dst)
-    return current().emit(
-        "nonzero_with_count", 0, (dst.access(), src.access()), {"offset": index_offset, "value": float(padding_val)}
-    )
+    return _emit("nonzero_with_count", 0, (dst, src), {"offset": index_offset, "value": float(padding_val)})
 
 
 def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None) -> Instruction:
     """dst[1, 2, n]: start and end of the run of equal ids around each element of segment_ids[1, n]; id 0: n and -1."""
-    _written(dst)
-    return current().emit("sequence_bounds", 0, (dst.access(), segment_ids.access()))
+    return _emit("sequence_bounds", 0, (dst, segment_ids))
 
 
 def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: str | None = None) -> Instruction:
     """The largest values (ascending) and their positions of a stream of n elements, element i in partition i % 16."""
     if not 8 <= n < 65536:
         raise NkiValidationError(f"topk n {n} must be in 8 .. 65535")
-    _written(val_dst, idx_dst)
-    return current().emit("topk", 0, (val_dst.access(), idx_dst.access(), src.access()), {"count": n})
+    return _emit("topk", 0, (val_dst, idx_dst, src), {"count": n})
 
 
 def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None) -> Instruction:
@@ -739,38 +727,34 @@ def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str 
 
     The scale leaves one binade of headroom (API 0.5 on); TORCH_NEURON_MX_SCALE=ocp follows the OCP rule, as API 0.3.
     """
-    _written(dst, dst_scale)
     headroom = env.MX_SCALE.get() != "ocp"
-    return current().emit("quantize_mx", 0, (dst.access(), src.access(), dst_scale.access()), {"count": headroom})
+    return _emit("quantize_mx", 0, (dst, src, dst_scale), {"count": headroom})
 
 
 # ---- random numbers ------------------------------------------------------------------------------------------------
 def rng(dst: NkiTensor, engine: engine = engine.vector, name: str | None = None) -> Instruction:
     """dst = random bits (integers) or uniform [0, 1) (floats)."""
-    _written(dst)
-    return current().emit("rng", _code(engine, constants.engine), (dst.access(),))
+    return _emit("rng", _code(engine, constants.engine), (dst,))
 
 
 def rand2(dst: NkiTensor, min: NkiTensor | float, max: NkiTensor | float, name: str | None = None) -> Instruction:
     """dst = uniform between min and max (trn3)."""
-    _written(dst)
-    return current().emit("rand2", 0, (dst.access(), _scalar(min), _scalar(max)))
+    return _emit("rand2", 0, (dst, min, max))
 
 
 def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> Instruction:
     """Seeds every generator from a [1, 1] integer tile."""
-    return current().emit("set_rng_seed", 0, (src_seeds.access(),))
+    return _emit("set_rng_seed", 0, (src_seeds,))
 
 
 def rand_set_state(src_seeds: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
     """State of each partition's generator of an engine = its row: 6 words on GpSimdE, 24 on VectorE."""
-    return current().emit("rand_set_state", _code(engine, constants.engine), (src_seeds.access(),))
+    return _emit("rand_set_state", _code(engine, constants.engine), (src_seeds,))
 
 
 def rand_get_state(dst: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
     """dst row = state of the partition's generator."""
-    _written(dst)
-    return current().emit("rand_get_state", _code(engine, constants.engine), (dst.access(),))
+    return _emit("rand_get_state", _code(engine, constants.engine), (dst,))
 
 
 # ---- cores ---------------------------------------------------------------------------------------------------------
@@ -784,10 +768,10 @@ def sendrecv(
     name: str | None = None,
 ) -> Instruction:
     """dst = src of core recv_from_rank, which gets this core's src (send_to_rank), through one pipe."""
-    _written(dst)
-    return current().emit(
-        "sendrecv", 0, (src.access(), dst.access()),
-        {"offset": send_to_rank, "count": recv_from_rank, "group": pipe_id},
+    return _emit(
+        "sendrecv", 0, (src, dst),
+        {"offset": send_to_rank, "count": recv_from_rank, "group": pipe_id,
+         "dge_mode": _code(dma_engine, constants.dma_engine)},
     )  # fmt: skip
 
 
@@ -801,7 +785,7 @@ def core_barrier(
     session = current()
     if session.launch.lnc == 1:
         return Instruction("core_barrier")
-    return session.emit("core_barrier", _code(engine, constants.engine), (data.access(),), {}, tuple(cores))
+    return _emit("core_barrier", _code(engine, constants.engine), (data,), {}, tuple(cores))
 
 
 # ---- registers -----------------------------------------------------------------------------------------------------
@@ -816,26 +800,31 @@ def register_alloc(x: int | None = None) -> Register:
 
 
 def _writable(dst: Register) -> int:
-    assert not dst.frozen, "the index of a dynamic loop cannot be written"
+    assert not dst.frozen, "the index of a dynamic loop, and what is computed from registers, cannot be written"
+    dst.bound("reg")  # of this kernel
     return dst.id
+
+
+def _bound(x: int | Register, name: str) -> dict[str, int]:
+    """A number or a register's value as attributes of an instruction."""
+    if isinstance(x, Register):
+        return x.bound(name)
+    value = _integer(x, f"a register's or a loop's {name}")
+    if not -(2**31) <= value < 2**32:
+        raise NkiValidationError(f"{name} {value} does not fit the 32 bits of a register")
+    return {name: value}
 
 
 def register_move(dst: Register, src: int | Register) -> Instruction:
     """dst = src."""
-    attrs = {"reg": _writable(dst)}
-    if isinstance(src, Register):
-        attrs["start_reg"] = src.id
-    else:
-        attrs["start"] = int(src)
-    return current().emit("register_move", 0, (), attrs)
+    return _emit("register_move", 0, (), {"reg": _writable(dst), **_bound(src, "start")})
 
 
 def register_load(dst: Register, src: NkiTensor) -> Instruction:
     """dst = the element of a one-element tensor."""
-    return current().emit("register_load", 0, (src.access(),), {"reg": _writable(dst)})
+    return _emit("register_load", 0, (src,), {"reg": _writable(dst)})
 
 
 def register_store(dst: NkiTensor, src: Register) -> Instruction:
     """The element of a one-element tensor = src."""
-    _written(dst)
-    return current().emit("register_store", 0, (dst.access(),), {"start_reg": src.id})
+    return _emit("register_store", 0, (dst,), _bound(src, "start"))

@@ -240,7 +240,7 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: builtins.bool = False) -> Nk
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: object = None) -> NkiTensor:
     """A new tile: element i of a partition is data[p].flat[indices[p, i]]."""
     t = ndarray(indices.shape, dtype or data.dtype)
-    current().emit("gather_flattened", 0, (t.access(), data.access(), indices.access()))
+    isa._emit("gather_flattened", 0, (t, data, indices))
     return t
 
 
@@ -302,19 +302,18 @@ def dynamic_range(start: int | Register, stop: int | Register | None = None, ste
     if not isinstance(step, int) or step <= 0:
         raise NkiValidationError(f"dynamic_range step {step!r} must be a positive integer")
     session = current()
+    attrs = {"step": step, **isa._bound(start, "start"), **isa._bound(stop, "stop")}
     index = Register(session.program.add_register(), frozen=True)
     if session.step:
         for i in builtins.range(int(start), int(stop), step):
             session.core.set_reg(index.id, i)
             yield index
         return
-    attrs: dict[str, float] = {"reg": index.id, "step": step}
-    for key, bound in (("start", start), ("stop", stop)):
-        if isinstance(bound, Register):
-            attrs[f"{key}_reg"] = bound.id
-        else:
-            attrs[key] = int(bound)
-    session.emit("loop_begin", 0, (), attrs)
+    if isinstance(stop, Register):
+        attrs |= isa.register_alloc(stop).bound("stop")  # the loop may change the kernel's
+    elif not isinstance(start, Register) and start >= stop:
+        return
+    session.emit("loop_begin", 0, (), {"reg": index.id, **attrs})
     yield index
     session.emit("loop_end", 0, (), {})
 

@@ -21,6 +21,7 @@ OPCODES = {i["name"]: i["opcode"] for i in _core.INSTRUCTIONS}
 WRITTEN = {
     i["opcode"]: tuple(o["role"] in (0, 2) for o in i["operands"]) for i in _core.INSTRUCTIONS
 }  # by operand: does the instruction write it
+OPERANDS = {i["opcode"]: tuple(o["name"] for o in i["operands"]) for i in _core.INSTRUCTIONS}
 PSUM_BANK_BYTES = 2048
 PSUM_BYTES = 8 * PSUM_BANK_BYTES
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,10 +15,19 @@ NONE, ROWS, ELEMENTS = 0, 1, 2  # how an access is indexed (Access::Indexing)
 MAX_DIMS = 6
 
 
+def _integer(value: object, what: str) -> int:
+    """`value` as an int; NkiValidationError if it is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise errors.NkiValidationError(f"{what} {value!r} is not an integer") from None
+
+
 class Register:
     """A 32-bit register of the core's sequencers, or scale * register + offset.
 
-    Step by step it has a value (int(r), `if r`); traced it has none: TypeError.
+    + and - of registers and numbers and * with a number are computed by the device. Step by step a register has a value
+    (int(r), `if r`, comparisons, other operators); traced it has none: TypeError.
     """
 
     __slots__ = ("id", "scale", "offset", "frozen", "session")
@@ -25,6 +35,14 @@ class Register:
     def __init__(self, id: int, scale: int = 1, offset: int = 0, frozen: bool = False) -> None:
         self.id, self.scale, self.offset, self.frozen = id, scale, offset, frozen
         self.session = current()
+        if not (-(2**31) <= scale < 2**31 and -(2**31) <= offset < 2**31):
+            raise errors.NkiValidationError(f"register * {scale} + {offset} does not fit the 32 bits of a register")
+
+    def bound(self, name: str) -> dict[str, int]:
+        """The value as attributes of an instruction."""
+        if self.session is not current():
+            raise errors.NkiValidationError(f"{self!r} belongs to another kernel")
+        return {f"{name}_reg": self.id, f"{name}_scale": self.scale, name: self.offset}
 
     def _value(self) -> int:
         if not self.session.step:
@@ -39,26 +57,54 @@ class Register:
     def __bool__(self) -> bool:
         return self._value() != 0
 
-    def __add__(self, other: int) -> Register:
-        return self._affine(self.scale, self.offset + int(other))
+    def __add__(self, other: int | Register) -> Register:
+        if isinstance(other, Register):
+            return _sum(self.bound("start"), other.bound("stop"))
+        return Register(self.id, self.scale, self.offset + _integer(other, "a register's summand"), True)
 
     __radd__ = __add__
 
-    def __sub__(self, other: int) -> Register:
-        return self._affine(self.scale, self.offset - int(other))
+    def __neg__(self) -> Register:
+        return self * -1
 
-    def __mul__(self, other: int) -> Register:
-        return self._affine(self.scale * int(other), self.offset * int(other))
+    def __sub__(self, other: int | Register) -> Register:
+        return self + -other
+
+    def __rsub__(self, other: int) -> Register:
+        return -self + other
+
+    def __mul__(self, other: int | Register) -> Register:
+        factor = int(other) if isinstance(other, Register) else _integer(other, "a register's factor")
+        return Register(self.id, self.scale * factor, self.offset * factor, True)
 
     __rmul__ = __mul__
-
-    def _affine(self, scale: int, offset: int) -> Register:
-        r = Register(self.id, scale, offset, True)
-        return r
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         scale, offset = ("" if self.scale == 1 else f"*{self.scale}"), (f"+{self.offset}" if self.offset else "")
         return f"VirtualRegister(r{self.id}{scale}{offset})"
+
+
+def _by_value(name: str) -> None:
+    """Gives Register an operator that needs its value, and perhaps the other side's."""
+    function = getattr(operator, f"__{name}__")
+
+    def method(self: Register, other: object) -> object:
+        return function(int(self), int(other) if isinstance(other, Register) else other)
+
+    setattr(Register, f"__{name}__", method)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "floordiv", "truediv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    _by_value(_name)
+
+
+def _sum(start: dict[str, int], stop: dict[str, int]) -> Register:
+    """A new register with the sum of two."""
+    session = current()
+    r = Register(session.program.add_register(), frozen=True)
+    session.emit("register_move", 0, (), {"reg": r.id, **start, **stop})
+    return r
 
 
 class ds:
@@ -187,7 +233,9 @@ class NkiTensor:
         packed = self._packed
         if packed is None:
             if len(self.shape) > MAX_DIMS:
-                raise ValueError(f"a tensor has at most {MAX_DIMS} dimensions, this has {len(self.shape)}")
+                raise errors.NkiValidationError(
+                    f"a tensor has at most {MAX_DIMS} dimensions, this has {len(self.shape)}"
+                )
             packed = (self.storage.id, self.dtype.code, self.offset, tuple(zip(self.strides, self.shape)))
             if self.is_indirect():
                 packed += (
@@ -201,38 +249,68 @@ class NkiTensor:
             self._packed = packed
         return packed
 
-    def _view(
-        self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, dtype: dtypes.DType | None = None
-    ) -> NkiTensor:
+    def _view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> NkiTensor:
+        shape, strides, offset = tuple(shape), tuple(strides), self.offset if offset is None else offset
+        same = (shape, strides, offset) == (self.shape, self.strides, self.offset)
+        rows = shape[:1] == self.shape[:1] and strides[:1] == self.strides[:1]
+        if not same and (self.indexing == ELEMENTS or (self.indexing == ROWS and not rows)):
+            raise errors.NkiValidationError(
+                f"what an index takes of {self.name} stays as it is: take a part of the index, or a view before it"
+            )
         return NkiTensor(
-            self.storage, dtype or self.dtype, tuple(shape), tuple(strides),
-            self.offset if offset is None else offset,
+            self.storage, self.dtype, shape, strides, offset,
             self.reg, self.reg_stride, self.indexing, self.index, self.index_stride, self.index_limit,
         )  # fmt: skip
 
+    def _retyped(self, new: dtypes.DType, shape: Sequence[int], strides: Sequence[int], offset: int) -> NkiTensor:
+        """A view of this one's elements as another type; offset in its elements."""
+        if self.indexing == ELEMENTS and new.itemsize != self.dtype.itemsize:
+            raise errors.NkiValidationError(f"indirect() elements of {self.name} cannot be seen as {new}")
+        return NkiTensor(
+            self.storage, new, tuple(shape), tuple(strides), offset,
+            self.reg, self._count_of(new, self.reg_stride, "a register's step"),
+            self.indexing, self.index, self._count_of(new, self.index_stride, "a row") if self.indexing == ROWS else
+            self.index_stride, self.index_limit,
+        )  # fmt: skip
+
+    def _count_of(self, new: dtypes.DType, elements: int, what: str) -> int:
+        """So many elements of this type in elements of another."""
+        count, rest = divmod(elements * self.dtype.itemsize, new.itemsize)
+        if rest:
+            raise errors.NkiValidationError(
+                f"{what} of {self.name}, {elements} elements of {self.dtype}, is no whole number of elements of {new}"
+            )
+        return count
+
     def _dim(self, dim: int) -> int:
-        if not -self.ndim <= dim < self.ndim:
-            raise IndexError(f"dimension {dim} is out of range for {self.ndim} dimensions")
-        return dim % self.ndim
+        d = _integer(dim, "dimension")
+        if not -self.ndim <= d < self.ndim:
+            raise errors.NkiOutOfBoundsError(f"dimension {d} is out of range for {self.ndim} dimensions ({self.name})")
+        return d % self.ndim
 
     # ---- indexing
     def __getitem__(self, key: object) -> NkiTensor:
         keys = key if isinstance(key, tuple) else (key,)
-        if Ellipsis in [k for k in keys if k is Ellipsis]:
-            at = next(i for i, k in enumerate(keys) if k is Ellipsis)
+        ellipses = [i for i, k in enumerate(keys) if k is Ellipsis]
+        if len(ellipses) > 1:
+            raise errors.NkiValidationError(f"an index has one ellipsis at most ({self.name})")
+        if ellipses:
+            at = ellipses[0]
             fill = self.ndim - (len(keys) - 1)
             keys = keys[:at] + (slice(None),) * fill + keys[at + 1 :]
         if len(keys) > self.ndim:
-            raise IndexError(f"{len(keys)} indices for a tensor of {self.ndim} dimensions ({self.name})")
+            raise errors.NkiOutOfBoundsError(
+                f"{len(keys)} indices for a tensor of {self.ndim} dimensions ({self.name})"
+            )
         shape, strides, offset = [], [], self.offset
-        dynamic: tuple[int, int, int] | None = None  # register, elements per unit, constant part
+        moves: list[tuple[Register, int]] = []  # and elements per unit
         chip = self.on_chip
         for d, n in enumerate(self.shape):
             k = keys[d] if d < len(keys) else slice(None)
             stride = self.strides[d]
             if isinstance(k, slice):
-                if isinstance(k.start, Register):
-                    raise TypeError("slice with nl.ds(register, size): the size of a slice must be known")
+                if isinstance(k.start, Register) or isinstance(k.stop, Register):
+                    raise errors.NkiValidationError("the size of a slice must be known: take nl.ds(register, size)")
                 start, stop, step = _bounds(k, n, d, self)
                 count = max(0, -(-(stop - start) // step))
                 offset += start * stride
@@ -240,28 +318,30 @@ class NkiTensor:
                 strides.append(stride * step)
                 continue
             if isinstance(k, ds):
+                size = _integer(k.size, "nl.ds size")
                 if isinstance(k.start, Register):
-                    dynamic = (k.start.id, k.start.scale * stride)
-                    offset += k.start.offset * stride
+                    moves.append((k.start, stride))
                 else:
-                    start = int(k.start)
-                    if start < 0 or start + k.size > n:
+                    start = _integer(k.start, "nl.ds start")
+                    if start < 0 or size < 0 or start + size > n:
                         raise errors.NkiOutOfBoundsError(
-                            f"slice {start}:{start + k.size} is out of bounds for dimension {d} of size {n} "
-                            f"({self.name})"
+                            f"slice {start}:{start + size} is out of bounds for dimension {d} of size {n} ({self.name})"
                         )
                     offset += start * stride
-                shape.append(int(k.size))
+                if not 0 <= size <= n:
+                    raise errors.NkiOutOfBoundsError(
+                        f"nl.ds of size {size} is out of bounds for dimension {d} of size {n} ({self.name})"
+                    )
+                shape.append(size)
                 strides.append(stride)
                 continue
             keep = chip and (d == 0 or (d == self.ndim - 1 and len(shape) < 2))
             if isinstance(k, NkiTensor):
                 k = load_register(k)
             if isinstance(k, Register):
-                dynamic = (k.id, k.scale * stride)
-                offset += k.offset * stride
+                moves.append((k, stride))
             else:
-                i = int(k)
+                i = _integer(k, "index")
                 if not -n <= i < n:
                     raise errors.NkiOutOfBoundsError(
                         f"index {i} is out of bounds for dimension {d} of size {n} ({self.name})"
@@ -273,14 +353,21 @@ class NkiTensor:
         if not shape:
             shape, strides = [1], [1]
         view = self._view(shape, strides, offset)
-        if dynamic is not None:
-            view._move(*dynamic)
+        for register, stride in moves:
+            view._move(register, stride)
         return view
 
-    def _move(self, reg: int, reg_stride: int) -> None:
-        if self.reg >= 0:
-            raise ValueError("a view can move with one register only")
-        self.reg, self.reg_stride = reg, reg_stride
+    def _move(self, by: Register, stride: int) -> None:
+        """Moves this view by a register's value times so many elements."""
+        bound = by.bound("stop")
+        if self.reg < 0:
+            self.reg, self.reg_stride, self.offset = by.id, by.scale * stride, self.offset + by.offset * stride
+            return
+        both = {"start_reg": self.reg, "start_scale": self.reg_stride}
+        self.reg, self.reg_stride = (
+            _sum(both, {k: v if k == "stop_reg" else v * stride for k, v in bound.items()}).id,
+            1,
+        )
 
     def __setitem__(self, key: object, value: object) -> None:
         from . import isa
@@ -297,13 +384,15 @@ class NkiTensor:
     def reshape(self, *shape: int | Sequence[int]) -> NkiTensor:
         """The same elements in row-major order in another shape (ValueError if no view of the memory can do it)."""
         new = tuple(int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape))
-        if -1 in new:
+        if new.count(-1) == 1:
             known = math.prod(n for n in new if n != -1)
-            new = tuple(self.size // known if n == -1 else n for n in new)
-        if math.prod(new) != self.size:
-            raise ValueError(f"cannot reshape {self.shape} ({self.size} elements) to {new}")
+            new = tuple(self.size // max(1, known) if n == -1 else n for n in new)
+        if not new or min(new) < 0 or math.prod(new) != self.size:
+            raise errors.NkiValidationError(f"cannot reshape {self.shape} ({self.size} elements) to {new}")
         if self.on_chip and new[0] != self.shape[0]:
-            raise ValueError(f"reshape on chip keeps the partition dimension {self.shape[0]}, not {new[0]}")
+            raise errors.NkiValidationError(
+                f"reshape on chip keeps the partition dimension {self.shape[0]}, not {new[0]}"
+            )
         first = 1 if self.on_chip else 0
         strides = self.strides[:first] + _reshaped_strides(self.shape[first:], self.strides[first:], new[first:])
         return self._view(new, strides)
@@ -313,9 +402,9 @@ class NkiTensor:
         d, n = self._dim(dim), self.shape[self._dim(dim)]
         sizes = list(shape)
         if -1 in sizes:
-            sizes[sizes.index(-1)] = n // math.prod(s for s in sizes if s != -1)
-        if math.prod(sizes) != n:
-            raise ValueError(f"cannot split dimension {d} of size {n} into {tuple(shape)}")
+            sizes[sizes.index(-1)] = n // max(1, math.prod(s for s in sizes if s != -1))
+        if not sizes or min(sizes) < 0 or math.prod(sizes) != n:
+            raise errors.NkiValidationError(f"cannot split dimension {d} of size {n} into {tuple(shape)}")
         inner = [s * self.strides[d] for s in row_major(sizes)]
         return self._view(
             (*self.shape[:d], *sizes, *self.shape[d + 1 :]), (*self.strides[:d], *inner, *self.strides[d + 1 :])
@@ -334,18 +423,18 @@ class NkiTensor:
         """Dimensions in another order; on chip the first stays."""
         order = [self._dim(d) for d in dims]
         if sorted(order) != list(range(self.ndim)):
-            raise ValueError(f"{tuple(dims)} is not a permutation of {self.ndim} dimensions")
+            raise errors.NkiValidationError(f"{tuple(dims)} is not a permutation of {self.ndim} dimensions")
         if self.on_chip and order[0] != 0:
-            raise ValueError("on chip the partition dimension stays first")
+            raise errors.NkiValidationError("on chip the partition dimension stays first")
         return self._view([self.shape[d] for d in order], [self.strides[d] for d in order])
 
     def broadcast(self, dim: int, size: int) -> NkiTensor:
         """A dimension of size 1 repeated."""
         d = self._dim(dim)
         if self.shape[d] != 1:
-            raise ValueError(f"dimension {d} has size {self.shape[d]}; only size 1 can be broadcast")
+            raise errors.NkiValidationError(f"dimension {d} has size {self.shape[d]}; only size 1 can be broadcast")
         if self.on_chip and d == 0:
-            raise ValueError("the partition dimension cannot be broadcast on chip")
+            raise errors.NkiValidationError("the partition dimension cannot be broadcast on chip")
         shape, strides = list(self.shape), list(self.strides)
         shape[d], strides[d] = size, 0
         return self._view(shape, strides)
@@ -354,7 +443,7 @@ class NkiTensor:
         """A new dimension of size 1 before `dim`."""
         d = dim % (self.ndim + 1)
         if self.on_chip and d == 0:
-            raise ValueError("on chip the partition dimension stays first")
+            raise errors.NkiValidationError("on chip the partition dimension stays first")
         stride = self.strides[d] * self.shape[d] if d < self.ndim else 1
         return self._view((*self.shape[:d], 1, *self.shape[d:]), (*self.strides[:d], stride, *self.strides[d:]))
 
@@ -362,9 +451,9 @@ class NkiTensor:
         """Without a dimension of size 1."""
         d = self._dim(dim)
         if self.shape[d] != 1:
-            raise ValueError(f"dimension {d} has size {self.shape[d]}, not 1")
+            raise errors.NkiValidationError(f"dimension {d} has size {self.shape[d]}, not 1")
         if self.on_chip and d == 0:
-            raise ValueError("the partition dimension cannot be removed")
+            raise errors.NkiValidationError("the partition dimension cannot be removed")
         return self._view((*self.shape[:d], *self.shape[d + 1 :]), (*self.strides[:d], *self.strides[d + 1 :]))
 
     def rearrange(
@@ -373,21 +462,26 @@ class NkiTensor:
         """Splits, permutes and merges by names: tuples of names, groups as nested tuples."""
         sizes = dict(fixed_sizes or {})
         if len(src_pattern) != self.ndim:
-            raise ValueError(f"{len(src_pattern)} names for {self.ndim} dimensions")
+            raise errors.NkiValidationError(f"{len(src_pattern)} names for {self.ndim} dimensions")
         strides: dict[str, int] = {}
         for part, n, stride in zip(src_pattern, self.shape, self.strides):
             names = (part,) if isinstance(part, str) else tuple(part)
             unknown = [x for x in names if x not in sizes]
             known = math.prod(sizes[x] for x in names if x in sizes)
             if len(unknown) > 1:
-                raise ValueError(f"the sizes of {unknown} are not known")
+                raise errors.NkiValidationError(f"the sizes of {unknown} are not known")
             if unknown:
-                sizes[unknown[0]] = n // known
+                sizes[unknown[0]] = n // max(1, known)
             if math.prod(sizes[x] for x in names) != n:
-                raise ValueError(f"{names} has {math.prod(sizes[x] for x in names)} elements, the dimension has {n}")
+                raise errors.NkiValidationError(
+                    f"{names} has {math.prod(sizes[x] for x in names)} elements, the dimension has {n}"
+                )
             for x, s in zip(names, row_major([sizes[x] for x in names])):
                 strides[x] = s * stride
         shape, out = [], []
+        kept = {x for part in dst_pattern for x in ((part,) if isinstance(part, str) else part)}
+        if wrong := sorted(x for x in kept ^ strides.keys() if sizes.get(x) != 1):
+            raise errors.NkiValidationError(f"rearrange: {wrong} must be in both patterns")
         for part in dst_pattern:
             names = (part,) if isinstance(part, str) else tuple(part)
             n = math.prod(sizes[x] for x in names)
@@ -395,12 +489,14 @@ class NkiTensor:
             shape.append(n)
             out.append(group[0])
         if self.on_chip and (out[0] != self.strides[0] or shape[0] != self.shape[0]):
-            raise ValueError("on chip the partition dimension stays first")
+            raise errors.NkiValidationError("on chip the partition dimension stays first")
         return self._view(shape, out)
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
         """Elements start to end of one dimension."""
         d = self._dim(dim)
+        if step < 1:
+            raise errors.NkiValidationError(f"slice step {step} must be positive ({self.name})")
         if not 0 <= start <= end <= self.shape[d]:
             raise errors.NkiOutOfBoundsError(
                 f"slice {start}:{end} is out of bounds for dimension {d} of size {self.shape[d]} ({self.name})"
@@ -414,13 +510,14 @@ class NkiTensor:
         d = self._dim(dim)
         rest = (self.shape[:d] + self.shape[d + 1 :], self.strides[:d] + self.strides[d + 1 :])
         if self.on_chip and d == 0:
-            raise ValueError("the partition dimension cannot be selected away on chip")
+            raise errors.NkiValidationError("the partition dimension cannot be selected away on chip")
         if isinstance(index, NkiTensor):
             index = load_register(index)
         if isinstance(index, Register):
-            view = self._view(*rest, self.offset + index.offset * self.strides[d])
-            view._move(index.id, index.scale * self.strides[d])
+            view = self._view(*rest)
+            view._move(index, self.strides[d])
             return view
+        index = _integer(index, "index")
         if not -self.shape[d] <= index < self.shape[d]:
             raise errors.NkiOutOfBoundsError(
                 f"index {index} is out of bounds for dimension {d} of size {self.shape[d]} ({self.name})"
@@ -430,8 +527,8 @@ class NkiTensor:
     def vector_select(self, dim: int, offsets: NkiTensor) -> NkiTensor:
         """Rows of an HBM tensor named by offsets [P, 1]; the result has P rows."""
         if self.on_chip or dim != 0:
-            raise ValueError("vector_select takes rows (dimension 0) of an HBM tensor")
-        view = self._view((offsets.size, *self.shape[1:]), self.strides)
+            raise errors.NkiValidationError(f"vector_select takes rows (dimension 0) of an HBM tensor ({self.name})")
+        view = self._view((_index(offsets).size, *self.shape[1:]), self.strides)
         view.indexing, view.index, view.index_stride, view.index_limit = ROWS, offsets, self.strides[0], self.shape[0]
         return view
 
@@ -451,14 +548,13 @@ class NkiTensor:
         new = self._as(dtype)
         old_size, new_size = self.dtype.itemsize, new.itemsize
         if old_size == new_size:
-            return self._view(self.shape, self.strides, dtype=new)
+            return self._retyped(new, self.shape, self.strides, self.offset)
         if self.strides[-1] != 1 and self.shape[-1] != 1:
-            raise ValueError("view to a type of another size needs a contiguous last dimension")
-        last = self.shape[-1] * old_size
-        if last % new_size or self.offset * old_size % new_size:
-            raise ValueError(f"the last dimension ({last} bytes) does not divide into elements of {new_size} bytes")
-        strides = [s * old_size // new_size for s in self.strides[:-1]] + [1]
-        return self._view((*self.shape[:-1], last // new_size), strides, self.offset * old_size // new_size, new)
+            raise errors.NkiValidationError("view to a type of another size needs a contiguous last dimension")
+        strides = [self._count_of(new, s, "a step") for s in self.strides[:-1]]
+        last = self._count_of(new, self.shape[-1], "the last dimension")
+        offset = self._count_of(new, self.offset, "the start")
+        return self._retyped(new, (*self.shape[:-1], last), (*strides, 1), offset)
 
     reinterpret_cast = view
 
@@ -473,27 +569,35 @@ class NkiTensor:
     ) -> NkiTensor:
         """A raw access pattern [[step, count], ...] over the storage, in elements of `dtype`.
 
-        offset: None takes the view's, a number adds to it. scalar_offset adds its value times the stride of
-        indirect_dim. vector_offset [P, 1]: row p starts at vector_offset[p] times the elements of a row.
+        offset: None takes the view's, a number adds to it. scalar_offset adds its value times the elements of
+        dimension indirect_dim. vector_offset [P, 1]: row p starts at vector_offset[p] times the elements of a row.
         """
+        if self.indexing != NONE:
+            raise errors.NkiValidationError(f"ap() of what an index takes of {self.name}: the pattern comes before it")
         new = self.dtype if dtype is None else self._as(dtype)
-        base = self.offset * self.dtype.itemsize // new.itemsize
-        shape = tuple(int(n) for _, n in pattern)
-        strides = tuple(int(s) for s, _ in pattern)
-        row = math.prod(self.shape[indirect_dim + 1 :]) * self.dtype.itemsize // new.itemsize
-        view = NkiTensor(self.storage, new, shape, strides, base + (0 if offset is None else int(offset)))
+        try:
+            strides, shape = zip(*((_integer(s, "ap step"), _integer(n, "ap size")) for s, n in pattern))
+        except (TypeError, ValueError):
+            raise errors.NkiValidationError(f"ap pattern {pattern!r} is not [[step, size], ...] of integers") from None
+        base = self._count_of(new, self.offset, "the start")
+        view = self._retyped(new, shape, strides, base + (0 if offset is None else _integer(offset, "ap offset")))
+        d = self._dim(indirect_dim)
+        elements = math.prod(self.shape[d + 1 :])
         if scalar_offset is not None:
+            step = self._count_of(new, elements, "a step of scalar_offset")
             if isinstance(scalar_offset, NkiTensor):
                 scalar_offset = load_register(scalar_offset)
             if isinstance(scalar_offset, Register):
-                view.reg, view.reg_stride = scalar_offset.id, scalar_offset.scale * row
-                view.offset += scalar_offset.offset * row
+                view._move(scalar_offset, step)
             else:
-                view.offset += int(scalar_offset) * row
+                view.offset += _integer(scalar_offset, "ap scalar_offset") * step
         if vector_offset is not None:
-            if indirect_dim != 0 or self.on_chip:
-                raise ValueError("vector_offset takes rows (dimension 0) of an HBM tensor")
-            view.indexing, view.index, view.index_stride = ROWS, vector_offset, row
+            if d != 0 or self.on_chip:
+                raise errors.NkiValidationError(
+                    f"vector_offset takes rows (dimension 0) of an HBM tensor ({self.name})"
+                )
+            row = self._count_of(new, self.strides[0] if self.shape[0] > 1 else elements, "a row")
+            view.indexing, view.index, view.index_stride = ROWS, _index(vector_offset), row
             view.index_limit = self.shape[0]
         return view
 
@@ -501,27 +605,34 @@ class NkiTensor:
         """Elements of each partition named by index [P, K]; element i of a group of 16 partitions is at
         index[i % 16, i // 16]. The result is [P, num_elem]."""
         if self.free_size > 1 and self.strides[1:] != row_major(self.shape[1:]):
-            raise ValueError("indirect() needs elements without gaps in a partition")
-        n = num_elem or 16 * index.free_size
+            raise errors.NkiValidationError(f"indirect() needs elements of {self.name} without gaps in a partition")
+        n = num_elem or 16 * _index(index).free_size
         view = self._view((self.shape[0], int(n)), (self.strides[0], 1))
         view.indexing, view.index, view.index_stride, view.index_limit = ELEMENTS, index, 16, self.free_size
         return view
 
 
+def _index(x: object) -> NkiTensor:
+    if not isinstance(x, NkiTensor):
+        raise errors.NkiValidationError(f"an index is a tensor, not {type(x).__name__}")
+    return x
+
+
 def load_register(t: NkiTensor) -> Register:
     """A register with the value of a one-element tensor."""
-    session = current()
-    r = Register(session.program.add_register())
-    session.emit("register_load", 0, (t.access(),), {"reg": r.id})
+    from . import isa
+
+    r = Register(current().program.add_register())
+    isa.register_load(r, t)
     return r
 
 
 def _bounds(k: slice, n: int, d: int, t: NkiTensor) -> tuple[int, int, int]:
-    step = 1 if k.step is None else int(k.step)
+    step = 1 if k.step is None else _integer(k.step, "slice step")
     if step <= 0:
-        raise IndexError("slice steps must be positive")
-    start = 0 if k.start is None else int(k.start)
-    stop = n if k.stop is None else int(k.stop)
+        raise errors.NkiValidationError(f"slice step {step} must be positive ({t.name})")
+    start = 0 if k.start is None else _integer(k.start, "slice start")
+    stop = n if k.stop is None else _integer(k.stop, "slice stop")
     start, stop = start + n if start < 0 else start, stop + n if stop < 0 else stop
     if start < 0 or start > n or stop > n:
         raise errors.NkiOutOfBoundsError(
@@ -550,7 +661,9 @@ def _reshaped_strides(shape: Sequence[int], strides: Sequence[int], new: Sequenc
             group.append(j)
             j += 1
         if count != size:
-            raise ValueError(f"no view of shape {tuple(shape)}, strides {tuple(strides)} has shape {tuple(new)}")
+            raise errors.NkiValidationError(
+                f"no view of shape {tuple(shape)}, strides {tuple(strides)} has shape {tuple(new)}"
+            )
         s = stride * size
         for g in group[1:]:
             s //= new[g]
@@ -569,10 +682,10 @@ def allocate(
 ) -> NkiTensor:
     """A new tensor of the current session."""
     session = current()
-    sizes = tuple(int(n) for n in ((shape,) if isinstance(shape, int) else shape))
+    sizes = tuple(_integer(n, "a size of a shape") for n in ((shape,) if isinstance(shape, int) else shape))
     t = dtypes.stored(dtype, wide=session.wide and buffer.on_chip)
     if any(n < 0 for n in sizes):
-        raise ValueError(f"shape {sizes} has a negative size")
+        raise errors.NkiValidationError(f"shape {sizes} has a negative size")
     if buffer.on_chip:
         if len(sizes) < 2:
             raise errors.NkiValidationError(f"an on-chip tensor has at least 2 dimensions, shape is {sizes}")
