@@ -112,6 +112,7 @@ bool step(PyCore& c, int opcode, int engine, const py::tuple& operands, const py
   Instruction in = parse(opcode, engine, operands, attrs, list, source);
   c.program->validate(in);
   follow_here(c, in);
+  in.runtime_reads = nullptr;  // what registers say is known
   if (in.spec().rendezvous) {
     c.pending = std::move(in);
     return true;

@@ -1749,7 +1749,7 @@ void Core::execute(const Instruction& in, Lane* lane) {
   if (in.unwritten && program_.proves_unwritten_rows() && !leave_out(in))
     throw UninitialisedRead(in.unwritten->text + "; " + std::string(in.spec().name) + " @" + std::to_string(in.source) +
                             " multiplies it by something else than 0, and a result depends on it");
-  if (in.loop_reads) look_at(*in.loop_reads);
+  if (in.runtime_reads) look_at(*in.runtime_reads);
   const auto f = Semantics::body(in.opcode);
   if (!f) {
     if (in.opcode == Opcode::register_move) {
@@ -1870,8 +1870,8 @@ void Core::resume() {
   waiting_ = nullptr;
 }
 
-void Core::look_at(const LoopReads& reads) const {
-  for (const LoopReads::Read& r : reads.reads)
+void Core::look_at(const RuntimeReads& reads) const {
+  for (const RuntimeReads::Read& r : reads.reads)
     if (runtime_maps_[r.access.storage].query(program_.storages()[r.access.storage], placed(r.access)) ==
         InitMap::State::none)
       throw UninitialisedRead(r.text);
@@ -1886,8 +1886,8 @@ void Core::enter() {
   for (const Instruction& in : program_.instructions()) {
     if (in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx)
       if (in.accumulate == Accumulate::automatic) tracked_[in.operand(0).access.storage] = 1;
-    if (in.loop_reads)
-      for (const LoopReads::Read& r : in.loop_reads->reads) tracked_[r.access.storage] = 1;
+    if (in.runtime_reads)
+      for (const RuntimeReads::Read& r : in.runtime_reads->reads) tracked_[r.access.storage] = 1;
   }
   for (uint32_t i = 0; i < storages.size(); ++i) {
     if (!on_chip(storages[i].memory) && !buffers_[i].base) allocate(i);

@@ -103,7 +103,7 @@ class Core {
   void run_segment(const CodeSegment& segment, Lane* lane);
   void run_rows(const CodeSegment& segment, Lane* lane);
   void mark_written(const Instruction& instruction);
-  void look_at(const LoopReads& reads) const;
+  void look_at(const RuntimeReads& reads) const;
   void run_parts();
   void place(const Part& part, char* const arena[2]);
   void ensure(uint32_t storage);

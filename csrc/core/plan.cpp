@@ -530,7 +530,7 @@ class Planner {
       for (uint32_t i = begin; i < ends_[part]; ++i) {
         const Instruction& in = plan_.code[i];
         const InstructionSpec& sp = in.spec();
-        bool local = sp.locality == Locality::row && in.stage == 0 && !in.loop_reads;
+        bool local = sp.locality == Locality::row && in.stage == 0 && !in.runtime_reads;
         int64_t partition = -1, partitions = -1, row = 0;
         std::vector<HbmUse> uses;
         for (size_t k = 0; k < in.operands.size() && local; ++k) {

@@ -580,17 +580,23 @@ void Tracker::follow_loops(const Instruction& in) {
   }
 }
 
-std::shared_ptr<const LoopReads> Tracker::loop_reads(const std::vector<Storage>& storages,
-                                                     const Instruction& in) const {
+std::shared_ptr<const RuntimeReads> Tracker::runtime_reads(const std::vector<Storage>& storages,
+                                                           const Instruction& in) const {
   if (!check_) return nullptr;
-  std::shared_ptr<LoopReads> found;
+  std::shared_ptr<RuntimeReads> found;
   const auto look = [&](const Access& a, std::string_view operand) {
-    if (!perhaps_[a.storage]) return;
-    if (!found) found = std::make_shared<LoopReads>();
+    const bool by_register = a.reg >= 0 && a.indexing == Access::Indexing::none && !maps_[a.storage].everywhere();
+    if (!perhaps_[a.storage] && !by_register) return;
+    if (!found) found = std::make_shared<RuntimeReads>();
     std::ostringstream text;
     text << in.spec().name << " " << operand << " reads uninitialised memory @" << in.source << ": "
-         << storages[a.storage].name << " was never written; a loop that made no trip would write it @"
-         << writer_[a.storage];
+         << storages[a.storage].name << " was never written";
+    if (perhaps_[a.storage])
+      text << "; a loop that made no trip would write it @" << writer_[a.storage];
+    else if (writer_[a.storage])
+      text << " where a register says; the last write to it is @" << writer_[a.storage];
+    else
+      text << "; it was allocated @" << storages[a.storage].source << " and nothing writes it";
     found->reads.push_back({a, text.str()});
   };
   for (size_t i = 0; i < in.operands.size(); ++i) {
@@ -614,7 +620,7 @@ void Tracker::visit(const std::vector<Storage>& storages, Instruction& in, bool 
     perhaps_[in.reg] = 0;
     return;
   }
-  in.loop_reads = loop_reads(storages, in);
+  in.runtime_reads = runtime_reads(storages, in);
   std::vector<size_t> without_value;
   Origin origin;
   in.unwritten = in_loop ? nullptr : unwritten_rows(storages, in, origin);  // a loop may write them later

@@ -73,8 +73,8 @@ struct Bound {  // a number, or register * scale + number
   int64_t value = 0, scale = 1;
 };
 
-// Reads of what only loops wrote that may make no trip: looked at when they run.
-struct LoopReads {
+// Reads that are looked at when they run: of what only loops wrote that may make no trip, or where a register says.
+struct RuntimeReads {
   struct Read {
     Access access;
     std::string text;  // which read it is
@@ -116,10 +116,10 @@ struct Instruction {
   int reg = -1;
   std::vector<int64_t> list;  // index pattern, shuffle mask, replica groups
   std::vector<Operand> operands;
-  std::shared_ptr<const UnwrittenRows> unwritten;  // set by the tracker
-  std::shared_ptr<const LoopReads> loop_reads;     // set by the tracker
-  uint32_t source = 0;                             // line of the kernel
-  uint32_t match = 0;                              // loops: the other end
+  std::shared_ptr<const UnwrittenRows> unwritten;     // set by the tracker
+  std::shared_ptr<const RuntimeReads> runtime_reads;  // set by the tracker
+  uint32_t source = 0;                                // line of the kernel
+  uint32_t match = 0;                                 // loops: the other end
 
   const InstructionSpec& spec() const { return neuron::spec(opcode); }
   const Operand& operand(int i) const { return operands[i]; }
@@ -232,7 +232,7 @@ class Tracker {
   void write(const std::vector<Storage>& storages, const Instruction& in, size_t operand,
              const std::vector<size_t>& without_value, const Origin& origin, bool in_loop);
   void follow_loops(const Instruction& in);
-  std::shared_ptr<const LoopReads> loop_reads(const std::vector<Storage>& storages, const Instruction& in) const;
+  std::shared_ptr<const RuntimeReads> runtime_reads(const std::vector<Storage>& storages, const Instruction& in) const;
 
   struct Loop {
     bool may_skip;                  // it may make no trip

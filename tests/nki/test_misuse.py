@@ -121,6 +121,15 @@ INVALID = {
         lambda: nisa.dma_copy(tile(4, 8), tile(4, 8), engine=nisa.engine.sync, dge_mode=nisa.dge_mode.swdge),
         "engine sync needs dge_mode hwdge",
     ),
+    "no pattern": (lambda: nisa.iota(tile(4, 8, dtype=nl.int32), 3), "pattern 3"),
+    "no offset": (lambda: nisa.iota(tile(4, 8, dtype=nl.int32), [[1, 8]], offset=1.5), "offset 1.5"),
+    "no mask": (lambda: nisa.nc_stream_shuffle(tile(32, 8), tile(32, 8), 7), "shuffle_mask 7"),
+    "no value": (lambda: nisa.memset(tile(4, 8), "one"), "memset value 'one'"),
+    "no memory": (lambda: nl.ndarray((4, 8), nl.float32, "sbuf"), "buffer 'sbuf'"),
+    "no type": (lambda: nl.ndarray((4, 8), "float31"), "element type 'float31'"),
+    "no shape": (lambda: nl.ndarray(None, nl.float32), "shape None"),
+    "no axis": (lambda: nisa.tensor_reduce(tile(4, 1), nl.add, tile(4, 8), axis=1.5), "dimension 1.5"),
+    "priority": (lambda: nisa.dma_copy(tile(4, 8), tile(4, 8), priority=-1), "priority -1"),
     "no tensor": (lambda: nisa.tensor_copy(tile(4, 8), [1.0]), r"tensor_copy src \[1.0\] is no tensor"),
     "no tensor: matmul": (lambda: nisa.nc_matmul(None, "x", 3), "nc_matmul stationary 'x'"),
     "no number": (lambda: nisa.tensor_scalar(tile(4, 8), tile(4, 8), nl.add, "1 2"), "operand0 '1 2'"),
@@ -189,7 +198,7 @@ def test_dma_may_skip_places_by_a_register(start, way):
 
 
 def test_places_by_a_register_are_followed_step_by_step():
-    """What was not written is garbage for who reads it by a register, too; traced, the places are not known."""
+    """What was not written is garbage for who reads it by a register, too; traced, only all of it is noticed."""
 
     def kernel(x):
         out, t = nl.ndarray((128, 8), nl.float32, nl.shared_hbm), nl.ndarray((128, 8), nl.float32)
@@ -489,3 +498,15 @@ def test_lint_of_what_is_no_python(tmp_path):
     for file in (binary, tmp_path, tmp_path / "none.py"):
         with pytest.raises(SystemExit, match=file.name):
             cli.main(["lint", str(file)])
+
+
+@WAYS
+@pytest.mark.parametrize("buffer", [nl.hbm, nl.shared_hbm, nl.sbuf, nl.psum])
+@pytest.mark.parametrize("columns", [1 << 45, 1 << 62, 1 << 80])
+def test_tensors_that_no_memory_holds(columns, buffer, way):
+    def kernel(x):
+        nl.ndarray((128, columns), nl.float32, buffer)
+        return x
+
+    with pytest.raises(nki.NkiCapacityError, match="bytes: no chip has so many"):
+        way(kernel)(X)

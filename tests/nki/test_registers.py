@@ -228,3 +228,21 @@ def test_what_a_loop_without_a_trip_would_write_may_be_written_elsewhere(way):
         return saved(u)
 
     np.testing.assert_array_equal(way(kernel)(X, np.zeros((1, 1), np.int32)), X[:2, :4])
+
+
+@WAYS
+@pytest.mark.parametrize("at", [0, 4])
+def test_what_nothing_wrote_is_not_read_by_a_register(at, way):
+    def kernel(x, n):
+        t, u, r = nl.ndarray((2, 8), nl.int32), nl.ndarray((2, 4), nl.int32), nisa.register_alloc()
+        nisa.dma_copy(t[:, 0:4], x[0:2, 0:4])
+        nisa.register_load(r, nl.load(n))
+        nisa.tensor_copy(u, t[:, nl.ds(r, 4)])
+        return saved(u)
+
+    n = np.array([[at]], np.int32)
+    if at == 0:
+        np.testing.assert_array_equal(way(kernel)(X, n), X[:2, :4])
+        return
+    with pytest.raises(nki.NkiUninitialisedReadError, match="tensor_copy src reads uninitialised"):
+        way(kernel)(X, n)

@@ -89,6 +89,13 @@ def test_views_in_hbm():
     np.testing.assert_array_equal(in_hbm(X, lambda t: t.select(0, 2).numpy()), X[2])
 
 
+@pytest.mark.parametrize("step", [60, 20])
+def test_a_pattern_on_chip_takes_each_partition(step):
+    """Its step is the row of the storage, or of the view that it is taken of."""
+    got = on_chip(X, lambda t: t.reshape((8, 60))[:, 10:30].ap([[step, 8], [2, 5]], offset=1).numpy())
+    np.testing.assert_array_equal(got, X.reshape(8, 60)[:, 11:21:2])
+
+
 def test_facts_of_a_tensor():
     def facts(t):
         v = t[:, 1:3, ::2]

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from .. import _core
+from .errors import NkiValidationError
 
 
 class DType(str):
@@ -66,7 +67,7 @@ _BY_NAME["bool_"] = bool_
 
 
 def dtype(value: object) -> DType:
-    """The NKI type for a DType, a name, a NumPy dtype or a torch dtype. TypeError for what NKI does not have."""
+    """The NKI type for a DType, a name, a NumPy dtype or a torch dtype. NkiValidationError if there is none."""
     if isinstance(value, DType):
         return value
     name = value if isinstance(value, str) else str(value)
@@ -77,7 +78,7 @@ def dtype(value: object) -> DType:
         except TypeError:
             pass
     if found is None:
-        raise TypeError(f"NKI has no element type {value!r}")
+        raise NkiValidationError(f"NKI has no element type {value!r}")
     return found
 
 

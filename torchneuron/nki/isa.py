@@ -6,7 +6,7 @@ NkiValidationError with the kernel's line. Every function returns a handle whose
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -56,6 +56,7 @@ def _emit(
                     raise
                 raise NkiValidationError(f"{name} {operand} {x!r} is no tensor and no number") from None
         packed.append(x)
+    attrs = {k: int(v) if isinstance(v, Register) else v for k, v in (attrs or {}).items()}
     return session.emit(name, engine, tuple(packed), attrs, values)
 
 
@@ -80,7 +81,16 @@ def _code(member: object, kind: type[enum.Enum]) -> int:
 
 
 def _pattern(pattern: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(int(v) for pair in pattern for v in pair)
+    try:
+        return tuple(_integer(v, "pattern") for pair in pattern for v in pair)
+    except TypeError:
+        raise NkiValidationError(f"pattern {pattern!r} is not [[step, count], ...]") from None
+
+
+def _integers(values: Sequence[int], what: str) -> tuple[int, ...]:
+    if not isinstance(values, Iterable):
+        raise NkiValidationError(f"{what} {values!r} is not a sequence of integers")
+    return tuple(_integer(v, what) for v in values)
 
 
 # ---- hardware ------------------------------------------------------------------------------------------------------
@@ -111,6 +121,8 @@ def dma_copy(
     vector offset are not for dge_mode.hwdge; engine sync and scalar are for it only.
     """
     _check_tensors("dma_copy", dst=dst, src=src)
+    if priority is not None and _integer(priority, "dma_copy priority") < 0:
+        raise NkiValidationError(f"dma_copy priority {priority} is negative")
     queue, mode = _code(engine, constants.engine), constants.dge_mode(_code(dge_mode, constants.dge_mode))
     if mode is constants.dge_mode.hwdge and (dst.index is not None or src.index is not None):
         raise NkiValidationError("dma_copy dge_mode hwdge cannot take rows by a vector offset: swdge can")
@@ -197,15 +209,17 @@ def tensor_copy(
 def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
     """dst = value. An integer dst takes an integer value; packed types take 0 only."""
     _check_tensors("memset", dst=dst)
-    if isinstance(value, NkiTensor) or not np.isscalar(value):
-        raise NkiValidationError(f"memset value must be a number, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise NkiValidationError(f"memset value {value!r} is not a number") from None
     if dtypes.is_integer(dst.dtype):
         limits = np.iinfo(np.uint8 if dst.dtype == dtypes.bool_ else str(dst.dtype))
-        if not (float(value).is_integer() and limits.min <= value <= limits.max):
+        if not (number.is_integer() and limits.min <= number <= limits.max):
             raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
     if dtypes.is_packed(dst.dtype) and value != 0:
         raise NkiValidationError(f"memset of {dst.dtype} takes 0 only")
-    return _emit("memset", _code(engine, constants.engine), (dst,), {"value": float(value)})
+    return _emit("memset", _code(engine, constants.engine), (dst,), {"value": number})
 
 
 def tensor_copy_predicated(
@@ -261,12 +275,13 @@ def nc_matmul(
 
 def _check_tiling(instruction: str, position: Sequence[int] | None, size: Sequence[int] | None) -> None:
     """Tiles of the array of 128 x 128: sizes 32, 64, 128 at multiples of themselves."""
-    if len(position or ()) > 2 or len(size or ()) > 2:
+    position, size = (_integers(x or (), f"{instruction} tile_position and tile_size") for x in (position, size))
+    if len(position) > 2 or len(size) > 2:
         raise NkiValidationError(f"{instruction} tile_position and tile_size are (row, column)")
-    for p in position or ():
+    for p in position:
         if not 0 <= p < 128:
             raise NkiValidationError(f"{instruction} tile_position {p} must be in 0 .. 127")
-    for p, s in zip(position or (), size or ()):
+    for p, s in zip(position, size):
         if s not in (32, 64, 128):
             raise NkiValidationError(f"{instruction} tile_size {s} must be 32, 64 or 128")
         if p % s:
@@ -478,7 +493,7 @@ def tensor_reduce(
 ) -> Instruction:
     """dst = op over trailing free axes of data (the last axis must be among them, the partition axis not)."""
     _check_tensors("tensor_reduce", dst=dst, data=data)
-    axes = sorted(data._dim(a) for a in ((axis,) if isinstance(axis, int) else axis))
+    axes = sorted(data._dim(a) for a in (axis if isinstance(axis, Iterable) else (axis,)))
     if not axes or axes[0] == 0 or axes != list(range(axes[0], data.ndim)):
         raise NkiValidationError(f"tensor_reduce axis {axis} must be trailing free axes of {data.shape}")
     run = 1
@@ -600,7 +615,7 @@ def range_select(
         (dst, on_true_tile, bound0, bound1, reduce_res),
         {
             "op0": ops.alu(comp_op0), "op1": ops.alu(comp_op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
-            "reduce_op": ops.alu(reduce_op), "offset": range_start, "value": float(on_false_value),
+            "reduce_op": ops.alu(reduce_op), "offset": range_start, "value": on_false_value,
         },
     )  # fmt: skip
 
@@ -620,7 +635,7 @@ def affine_select(
     return _emit(
         "affine_select", 0, (dst, on_true_tile),
         {"op0": ops.alu(cmp_op), "offset": offset, "channel_multiplier": channel_multiplier,
-         "value": float(on_false_value)},
+         "value": on_false_value},
         _pattern(pattern),
     )  # fmt: skip
 
@@ -634,7 +649,11 @@ def iota(
 ) -> Instruction:
     """dst = offset + p * channel_multiplier + sum of index * step over pattern [[step, count], ...], in int32."""
     return _emit(
-        "iota", 0, (dst,), {"offset": int(offset), "channel_multiplier": int(channel_multiplier)},
+        "iota", 0, (dst,),
+        {
+            "offset": _integer(offset, "offset"),
+            "channel_multiplier": _integer(channel_multiplier, "channel_multiplier"),
+        },
         _pattern(pattern),
     )  # fmt: skip
 
@@ -669,16 +688,17 @@ def nc_match_replace8(
     name: str | None = None,
 ) -> Instruction:
     """dst = data with the first match of each of vals[P, 8] replaced by imm; dst_idx [P, 8]: where."""
-    return _emit("nc_match_replace8", 0, (dst, data, vals, dst_idx), {"value": float(imm)})
+    return _emit("nc_match_replace8", 0, (dst, data, vals, dst_idx), {"value": imm})
 
 
 def nc_stream_shuffle(
     dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int], name: str | None = None
 ) -> Instruction:
     """In every group of 32 partitions dst[i] = src[shuffle_mask[i]]; 255 keeps dst[i]."""
-    if len(shuffle_mask) != 32:
-        raise NkiValidationError(f"nc_stream_shuffle shuffle_mask has {len(shuffle_mask)} entries, not 32")
-    return _emit("nc_stream_shuffle", 0, (dst, src), {}, tuple(int(i) for i in shuffle_mask))
+    mask = _integers(shuffle_mask, "nc_stream_shuffle shuffle_mask")
+    if len(mask) != 32:
+        raise NkiValidationError(f"nc_stream_shuffle shuffle_mask has {len(mask)} entries, not 32")
+    return _emit("nc_stream_shuffle", 0, (dst, src), {}, mask)
 
 
 def local_gather(
@@ -707,7 +727,7 @@ def nonzero_with_count(
 ) -> Instruction:
     """Of partitions 0, 16, 32, ...: dst = indices of non-zero elements + index_offset, padding_val after them, and
     their count in the last element; dst [P, F + 1] int32."""
-    return _emit("nonzero_with_count", 0, (dst, src), {"offset": index_offset, "value": float(padding_val)})
+    return _emit("nonzero_with_count", 0, (dst, src), {"offset": index_offset, "value": padding_val})
 
 
 def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None) -> Instruction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -24,6 +25,7 @@ WRITTEN = {
 OPERANDS = {i["opcode"]: tuple(o["name"] for o in i["operands"]) for i in _core.INSTRUCTIONS}
 PSUM_BANK_BYTES = 2048
 PSUM_BYTES = 8 * PSUM_BANK_BYTES
+_MOST_BYTES = 1 << 50  # of one tensor: more than any chip has, and no number of bytes overflows
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _state = threading.local()
 
@@ -57,7 +59,7 @@ class Storage:
         self, session: Session, name: str, buffer: Buffer, shape: tuple[int, ...], dtype: dtypes.DType
     ) -> None:
         self.session, self.name, self.buffer, self.shape, self.dtype = session, name, buffer, shape, dtype
-        self.row_elements = int(np.prod(shape[1:], dtype=np.int64)) if buffer.on_chip else 0
+        self.row_elements = math.prod(shape[1:]) if buffer.on_chip else 0
         self.array: np.ndarray | None = None  # bytes of HBM
         self.written = False
 
@@ -221,8 +223,12 @@ class Session:
         if buffer.on_chip:
             partitions, row_bytes = shape[0], storage.row_elements * itemsize
         else:
-            partitions, row_bytes = 1, int(np.prod(shape, dtype=np.int64)) * itemsize
+            partitions, row_bytes = 1, math.prod(shape) * itemsize
             external = external or (buffer is shared_hbm and self.launch.lnc * self.launch.ranks > 1)
+        if partitions * row_bytes > _MOST_BYTES:
+            raise errors.NkiCapacityError(
+                f"{storage.name} of shape {shape} has {partitions * row_bytes} bytes: no chip has so many"
+            )
         partition_start, offset = address if address is not None else (0, -1)
         if address is not None and buffer.on_chip:
             self._check_address(storage, partition_start, offset, partitions, row_bytes, source)
@@ -231,11 +237,11 @@ class Session:
         )
         if buffer.on_chip:
             if self.step:
-                self.core.allocate(storage.id)
+                self._check_memory(lambda: self.core.allocate(storage.id), storage)
                 weakref.finalize(storage, _release, self.core, storage.id)
         else:
             if array is None:
-                array = self._hbm(row_bytes, buffer, name)
+                array = self._check_memory(lambda: self._hbm(row_bytes, buffer, name), storage)
             storage.array = array
             if buffer is shared_hbm:
                 self.shared_ids.add(storage.id)
@@ -245,6 +251,14 @@ class Session:
         if not self.step and buffer.on_chip:
             self.program.append(OPCODES["allocate"], _core.ENGINES["sync"], (), {"reg": storage.id}, (), source)
         return storage
+
+    def _check_memory(self, allocate: Callable[[], object], storage: Storage) -> object:
+        try:
+            return allocate()
+        except MemoryError:
+            raise errors.NkiCapacityError(
+                f"{storage.name} of shape {storage.shape} does not fit this machine's memory"
+            ) from None
 
     def _check_address(
         self, storage: Storage, partition: int, offset: int, partitions: int, row_bytes: int, source: int

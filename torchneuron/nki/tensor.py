@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -570,7 +570,8 @@ class NkiTensor:
         """A raw access pattern [[step, count], ...] over the storage, in elements of `dtype`.
 
         offset: None takes the view's, a number adds to it. scalar_offset adds its value times the elements of
-        dimension indirect_dim. vector_offset [P, 1]: row p starts at vector_offset[p] times the elements of a row.
+        dimension indirect_dim. vector_offset [P, 1]: row p starts at vector_offset[p] times the elements of a row. On
+        chip pattern[0] takes each partition: its step is the elements of a partition of the storage, or of this view.
         """
         if self.indexing != NONE:
             raise errors.NkiValidationError(f"ap() of what an index takes of {self.name}: the pattern comes before it")
@@ -579,6 +580,9 @@ class NkiTensor:
             strides, shape = zip(*((_integer(s, "ap step"), _integer(n, "ap size")) for s, n in pattern))
         except (TypeError, ValueError):
             raise errors.NkiValidationError(f"ap pattern {pattern!r} is not [[step, size], ...] of integers") from None
+        if self.on_chip and strides[0] * new.itemsize == self.free_size * self.dtype.itemsize:
+            # Published kernels count the row of the view, which may be a part of its storage's.
+            strides = (self.storage.row_elements * self.storage.dtype.itemsize // new.itemsize, *strides[1:])
         base = self._count_of(new, self.offset, "the start")
         view = self._retyped(new, shape, strides, base + (0 if offset is None else _integer(offset, "ap offset")))
         d = self._dim(indirect_dim)
@@ -682,6 +686,10 @@ def allocate(
 ) -> NkiTensor:
     """A new tensor of the current session."""
     session = current()
+    if not isinstance(buffer, Buffer):
+        raise errors.NkiValidationError(f"buffer {buffer!r} is not one of nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm")
+    if not isinstance(shape, (int, Iterable)):
+        raise errors.NkiValidationError(f"shape {shape!r} is no sequence of sizes")
     sizes = tuple(_integer(n, "a size of a shape") for n in ((shape,) if isinstance(shape, int) else shape))
     t = dtypes.stored(dtype, wide=session.wide and buffer.on_chip)
     if any(n < 0 for n in sizes):
