@@ -130,7 +130,7 @@ INVALID = {
     "no shape": (lambda: nl.ndarray(None, nl.float32), "shape None"),
     "no axis": (lambda: nisa.tensor_reduce(tile(4, 1), nl.add, tile(4, 8), axis=1.5), "dimension 1.5"),
     "priority": (lambda: nisa.dma_copy(tile(4, 8), tile(4, 8), priority=-1), "priority -1"),
-    "no tensor": (lambda: nisa.tensor_copy(tile(4, 8), [1.0]), r"tensor_copy src \[1.0\] is no tensor"),
+    "no tensor": (lambda: nisa.tensor_copy(tile(4, 8), [1.0]), r"tensor_copy src \[1.0\] is no number"),
     "no tensor: matmul": (lambda: nisa.nc_matmul(None, "x", 3), "nc_matmul stationary 'x'"),
     "no number": (lambda: nisa.tensor_scalar(tile(4, 8), tile(4, 8), nl.add, "1 2"), "operand0 '1 2'"),
     "no flag": (lambda: nisa.tensor_scalar(tile(4, 8), tile(4, 8), nl.add, 1, reverse0="x"), "reverse0 'x'"),

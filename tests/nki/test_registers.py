@@ -246,3 +246,24 @@ def test_what_nothing_wrote_is_not_read_by_a_register(at, way):
         return
     with pytest.raises(nki.NkiUninitialisedReadError, match="tensor_copy src reads uninitialised"):
         way(kernel)(X, n)
+
+
+SIZES = {
+    "shape": lambda r: nl.ndarray((1, r), nl.int32),
+    "value": lambda r: nisa.memset(number(), r),
+    "offset": lambda r: nisa.iota(number(), [[1, 1]], offset=r),
+    "slice": lambda r: number()[:, 0 : r - 2],
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_what_needs_the_value_of_a_register_runs_step_by_step(name):
+    def kernel(x):
+        SIZES[name](nisa.register_alloc(3))
+        return x
+
+    if name == "slice":  # which has a form for registers
+        with pytest.raises(nki.NkiValidationError, match="nl.ds"):
+            nki.jit(kernel)(X)
+        return
+    np.testing.assert_array_equal(nki.jit(kernel)(X), X)

@@ -43,21 +43,26 @@ def _emit(
     session, opcode, packed = current(), OPCODES[name], []
     for operand, written, x in zip(OPERANDS[opcode], WRITTEN[opcode], operands):
         if isinstance(x, NkiTensor):
-            for t in (x, x.index):
-                if t is not None and t.storage.session is not session:
-                    raise NkiValidationError(f"{name} {operand}: {t.name} belongs to another kernel or call")
-            x.storage.written = x.storage.written or written
+            storage = x.storage
+            if storage.session is not session or (x.index is not None and x.index.storage.session is not session):
+                raise NkiValidationError(f"{name} {operand}: {x.name} belongs to another kernel, or another call of it")
+            if written:
+                storage.written = True
             x = x.access()
         elif x is not None:
-            try:
-                x = float(int(x) if isinstance(x, Register) else x)
-            except (TypeError, ValueError) as e:
-                if isinstance(e, DataDependentError):
-                    raise
-                raise NkiValidationError(f"{name} {operand} {x!r} is no tensor and no number") from None
+            x = _number(x, f"{name} {operand}")
         packed.append(x)
-    attrs = {k: int(v) if isinstance(v, Register) else v for k, v in (attrs or {}).items()}
     return session.emit(name, engine, tuple(packed), attrs, values)
+
+
+def _number(x: object, what: str) -> float:
+    """x as a float; NkiValidationError if it is none, DataDependentError if it is a register without a value."""
+    try:
+        return float(x)
+    except DataDependentError:
+        raise
+    except (TypeError, ValueError):
+        raise NkiValidationError(f"{what} {x!r} is no number") from None
 
 
 def _check_tensors(instruction: str, **given: object) -> None:
@@ -209,10 +214,7 @@ def tensor_copy(
 def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
     """dst = value. An integer dst takes an integer value; packed types take 0 only."""
     _check_tensors("memset", dst=dst)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise NkiValidationError(f"memset value {value!r} is not a number") from None
+    number = _number(value, "memset value")
     if dtypes.is_integer(dst.dtype):
         limits = np.iinfo(np.uint8 if dst.dtype == dtypes.bool_ else str(dst.dtype))
         if not (number.is_integer() and limits.min <= number <= limits.max):
@@ -615,7 +617,7 @@ def range_select(
         (dst, on_true_tile, bound0, bound1, reduce_res),
         {
             "op0": ops.alu(comp_op0), "op1": ops.alu(comp_op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
-            "reduce_op": ops.alu(reduce_op), "offset": range_start, "value": on_false_value,
+            "reduce_op": ops.alu(reduce_op), "offset": _integer(range_start, "range_start"), "value": _number(on_false_value, "on_false_value"),
         },
     )  # fmt: skip
 
@@ -635,7 +637,7 @@ def affine_select(
     return _emit(
         "affine_select", 0, (dst, on_true_tile),
         {"op0": ops.alu(cmp_op), "offset": offset, "channel_multiplier": channel_multiplier,
-         "value": on_false_value},
+         "value": _number(on_false_value, "on_false_value")},
         _pattern(pattern),
     )  # fmt: skip
 
@@ -688,7 +690,7 @@ def nc_match_replace8(
     name: str | None = None,
 ) -> Instruction:
     """dst = data with the first match of each of vals[P, 8] replaced by imm; dst_idx [P, 8]: where."""
-    return _emit("nc_match_replace8", 0, (dst, data, vals, dst_idx), {"value": imm})
+    return _emit("nc_match_replace8", 0, (dst, data, vals, dst_idx), {"value": _number(imm, "imm")})
 
 
 def nc_stream_shuffle(
@@ -727,7 +729,12 @@ def nonzero_with_count(
 ) -> Instruction:
     """Of partitions 0, 16, 32, ...: dst = indices of non-zero elements + index_offset, padding_val after them, and
     their count in the last element; dst [P, F + 1] int32."""
-    return _emit("nonzero_with_count", 0, (dst, src), {"offset": index_offset, "value": padding_val})
+    return _emit(
+        "nonzero_with_count",
+        0,
+        (dst, src),
+        {"offset": _integer(index_offset, "index_offset"), "value": _number(padding_val, "padding_val")},
+    )
 
 
 def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None) -> Instruction:

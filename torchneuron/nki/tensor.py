@@ -16,9 +16,11 @@ MAX_DIMS = 6
 
 
 def _integer(value: object, what: str) -> int:
-    """`value` as an int; NkiValidationError if it is none."""
+    """`value` as an int; NkiValidationError if it is none, DataDependentError if it is a register without a value."""
     try:
         return operator.index(value)
+    except errors.DataDependentError:
+        raise
     except TypeError:
         raise errors.NkiValidationError(f"{what} {value!r} is not an integer") from None
 
