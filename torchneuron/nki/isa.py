@@ -617,7 +617,8 @@ def range_select(
         (dst, on_true_tile, bound0, bound1, reduce_res),
         {
             "op0": ops.alu(comp_op0), "op1": ops.alu(comp_op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
-            "reduce_op": ops.alu(reduce_op), "offset": _integer(range_start, "range_start"), "value": _number(on_false_value, "on_false_value"),
+            "reduce_op": ops.alu(reduce_op), "offset": _integer(range_start, "range_start"),
+            "value": _number(on_false_value, "on_false_value"),
         },
     )  # fmt: skip
 
@@ -729,12 +730,8 @@ def nonzero_with_count(
 ) -> Instruction:
     """Of partitions 0, 16, 32, ...: dst = indices of non-zero elements + index_offset, padding_val after them, and
     their count in the last element; dst [P, F + 1] int32."""
-    return _emit(
-        "nonzero_with_count",
-        0,
-        (dst, src),
-        {"offset": _integer(index_offset, "index_offset"), "value": _number(padding_val, "padding_val")},
-    )
+    attrs = {"offset": _integer(index_offset, "index_offset"), "value": _number(padding_val, "padding_val")}
+    return _emit("nonzero_with_count", 0, (dst, src), attrs)
 
 
 def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None) -> Instruction:
