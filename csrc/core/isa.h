@@ -204,8 +204,7 @@ enum Rule : uint32_t {
   kOnePsumInput = 1,         // of a two-input VectorE instruction
   kBitwiseOrArithmetic = 2,  // op0 and op1 of one class; bitwise on integers
   kArithmeticOnly = 4,
-  kSameDtype = 8,   // every tile operand without an index role
-  kReducible = 16,  // op (or reduce_op) is a reduction
+  kSameDtype = 8,  // every tile operand without an index role
 };
 
 enum class Opcode : uint8_t {

@@ -154,6 +154,12 @@ const std::vector<Operators> kOperators = {
      "op1",
      &Instruction::op1,
      {AluOp::add, AluOp::subtract, AluOp::multiply, AluOp::maximum, AluOp::minimum}},
+    {Opcode::tensor_reduce,
+     "op",
+     &Instruction::op0,
+     {AluOp::add, AluOp::subtract, AluOp::multiply, AluOp::maximum, AluOp::minimum, AluOp::logical_and,
+      AluOp::logical_or, AluOp::logical_xor, AluOp::abs_max, AluOp::abs_min, AluOp::bitwise_and, AluOp::bitwise_or,
+      AluOp::bitwise_xor, AluOp::average}},
     {Opcode::tensor_partition_reduce,
      "op",
      &Instruction::op0,
@@ -197,8 +203,6 @@ void check_rules(const Instruction& in, const std::vector<Storage>& storages) {
       if (in.operands[i].is_tile() && !is_integer(in.operands[i].access.dtype) && sp.operands[i].role != Role::index)
         fail(in, sp.operands[i].name,
              text("dtype ", info(in.operands[i].access.dtype).name, " is not supported by bitwise operators"));
-  if (sp.rules & kReducible && std::isnan(info(in.op0).identity))
-    fail(in, "op", text(info(in.op0).name, " is not a reduction"));
   if (sp.rules & kSameDtype) {
     const Access* first = nullptr;
     for (size_t i = 0; i < in.operands.size(); ++i) {
@@ -386,10 +390,6 @@ void check_opcode(const Instruction& in, int generation) {
       return check_pattern(in);
     case Opcode::iota:
       return check_pattern(in);
-    case Opcode::exponential:
-      if (in.reduce_cmd != ReduceCmd::idle && !kernels().reduce[static_cast<int>(in.reduce_op)])
-        fail(in, "reduce_op", text(info(in.reduce_op).name, " is not a reduction"));
-      return;
     case Opcode::nonzero_with_count:
       check_partitions(in, 0, in.operand(1).access.partitions());
       return check_free(in, 0, in.operand(1).access.free_size() + 1);
