@@ -11,6 +11,11 @@
 namespace neuron {
 namespace {
 
+[[noreturn]] void fail(const Instruction& in, std::string_view operand, const std::string& limit) {
+  throw ValidationError(std::string(in.spec().name), std::string(operand),
+                        limit + " (@" + std::to_string(in.source) + ")");
+}
+
 // Rows of a view in element order, as contiguous bytes.
 std::vector<char> read(const View& v) {
   const int64_t item = size_of(v.dtype);
@@ -97,7 +102,7 @@ std::vector<float> reduce(const std::vector<Member>& members) {
 
 void store(const Member& m, const std::vector<char>& bytes) {
   if (static_cast<int64_t>(bytes.size()) != m.dst.rows * m.dst.free * size_of(m.dst.dtype))
-    throw Error(std::string(m.in->spec().name) + " dst has another size than what it gets");
+    fail(*m.in, "dst", "has another size than what it gets");
   write(m.dst, bytes.data());
 }
 
@@ -122,7 +127,8 @@ void exchange_variable(std::vector<Member>& members) {
       const int64_t place = m.in->reverse1 ? word(to, kRecvDispls, from) : from * slot;
       if ((place + count) * item > static_cast<int64_t>(out.size()) ||
           (at + count) * item > static_cast<int64_t>(members[from].src.size()))
-        throw OutOfBounds(std::string(m.in->spec().name) + " counts and displacements leave the tensor");
+        throw OutOfBounds(std::string(m.in->spec().name) + " counts and displacements leave the tensor (@" +
+                          std::to_string(m.in->source) + ")");
       std::memcpy(out.data() + place * item, members[from].src.data() + at * item, count * item);
       word(to, kRecvCounts, from) = static_cast<uint32_t>(count);
     }
@@ -206,10 +212,12 @@ bool rendezvous(std::vector<Core*>& cores, const std::vector<const Instruction*>
       };
       if (!meets(to) || !meets(from) || to != from) continue;
       const auto k = static_cast<size_t>(to);
-      const auto mine = read(cores[i]->view(in.operand(0))), theirs = read(cores[k]->view(waiting[k]->operand(0)));
-      if (mine.size() != theirs.size()) throw Error("sendrecv sides differ in size");
+      const Instruction& theirs_in = *waiting[k];
+      const auto mine = read(cores[i]->view(in.operand(0))), theirs = read(cores[k]->view(theirs_in.operand(0)));
+      if (mine.size() != theirs.size() || in.operand(0).access.dtype != theirs_in.operand(0).access.dtype)
+        fail(in, "src", "differs in size or dtype from the other core's");
       write(cores[i]->view(in.operand(1)), theirs.data());
-      if (k != i) write(cores[k]->view(waiting[k]->operand(1)), mine.data());
+      if (k != i) write(cores[k]->view(theirs_in.operand(1)), mine.data());
       released[i] = released[k] = true;
       progress = true;
     } else {  // a collective of the ranks in the list, core by core
@@ -228,6 +236,13 @@ bool rendezvous(std::vector<Core*>& cores, const std::vector<const Instruction*>
       for (int g : group) {
         const View src = cores[g]->view(waiting[g]->operand(1));
         members.push_back({cores[g], waiting[g], cores[g]->view(waiting[g]->operand(0)), read(src), src.rows});
+        const Instruction& other = *waiting[g];
+        if (other.op0 != in.op0) fail(other, "op", "is not that of the other ranks");
+        if (other.offset != in.offset) fail(other, "collective_dim", "is not that of the other ranks");
+        if (other.operand(1).access.dtype != in.operand(1).access.dtype)
+          fail(other, "src", "has not the dtype of the other ranks'");
+        if (other.operand(1).access.elements() != in.operand(1).access.elements())
+          fail(other, "src", "has not the size of the other ranks'");
         released[g] = true;
       }
       exchange(members);

@@ -164,6 +164,8 @@ const std::vector<Operators> kOperators = {
      "op",
      &Instruction::op0,
      {AluOp::add, AluOp::average, AluOp::maximum, AluOp::bitwise_or, AluOp::bitwise_and}},
+    {Opcode::all_reduce, "op", &Instruction::op0, {AluOp::add, AluOp::minimum, AluOp::maximum}},
+    {Opcode::reduce_scatter, "op", &Instruction::op0, {AluOp::add, AluOp::minimum, AluOp::maximum}},
     {Opcode::select_reduce, "reduce_op", &Instruction::reduce_op, {AluOp::maximum}},
     {Opcode::range_select, "reduce_op", &Instruction::reduce_op, {AluOp::maximum}},
 };

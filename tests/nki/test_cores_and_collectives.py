@@ -294,3 +294,114 @@ def test_permutes(rng):
         before, second = xs[(r - 1) % 3], xs[(r - 2) % 3]
         np.testing.assert_array_equal(o, before)
         np.testing.assert_array_equal(s, before + second)
+
+
+def _hbm(*shape, dtype=nl.float32):
+    return nl.ndarray(shape, dtype, nl.shared_hbm)
+
+
+ALL = [[0, 1, 2, 3]]
+WRONG_COLLECTIVES = {
+    "no group": (lambda x: ncc.all_reduce([x], [_hbm(2, 4)], [[0, 1, 2]], nl.add), "rank 3 is in no group"),
+    "no rank": (lambda x: ncc.all_reduce([x], [_hbm(2, 4)], [[0, 1, 2, 3, 7]], nl.add), "no rank 7"),
+    "rank twice": (lambda x: ncc.all_reduce([x], [_hbm(2, 4)], [[0, 0, 1, 2, 3]], nl.add), "names a rank twice"),
+    "flat group": (lambda x: ncc.all_reduce([x], [_hbm(2, 4)], [0, 1, 2, 3], nl.add), "not a sequence"),
+    "operator": (lambda x: ncc.all_reduce([x], [_hbm(2, 4)], ALL, nl.multiply), "op multiply"),
+    "operators": (
+        lambda x: ncc.all_reduce([x], [_hbm(2, 4)], ALL, nl.add if ncc.rank_id() else nl.maximum),
+        "op is not that of the other ranks",
+    ),
+    "sizes": (
+        lambda x: ncc.all_reduce([x[: 1 + (ncc.rank_id() > 0)]], [_hbm(1 + (ncc.rank_id() > 0), 4)], ALL, nl.add),
+        "src has not the size",
+    ),
+    "dst": (lambda x: ncc.all_reduce([x], [_hbm(1, 4)], ALL, nl.add), "dst shape"),
+    "dtype": (lambda x: ncc.all_reduce([x], [_hbm(2, 4, dtype=nl.int32)], ALL, nl.add), "dst dtype int32"),
+    "gathered": (lambda x: ncc.all_gather([x], [_hbm(7, 4)], ALL, 0), "dst shape"),
+    "dimension in HBM": (lambda x: ncc.all_gather([x], [_hbm(2, 16)], ALL, 1), "collective_dim 1 must be 0"),
+    "dimension": (lambda x: ncc.all_gather([x], [_hbm(8, 4)], ALL, -1), "collective_dim -1"),
+    "scattered": (lambda x: ncc.reduce_scatter([x], [_hbm(1, 2)], ALL, 0, nl.add), "dst shape"),
+    "divided": (lambda x: ncc.all_to_all([x], [_hbm(2, 4)], ALL, 0), "on 4 ranks"),
+    "two sources": (lambda x: ncc.collective_permute([x], [_hbm(2, 4)], [(0, 1), (2, 1)]), "pairs of different"),
+    "triple": (lambda x: ncc.collective_permute([x], [_hbm(2, 4)], [(0, 1, 2)]), "pairs of different"),
+    "no target": (lambda x: ncc.collective_permute([x], [_hbm(2, 4)], [(0, 9)]), "no rank 9"),
+    "channels": (lambda x: ncc.collective_permute_implicit([[x], [x]], [[_hbm(2, 4)]], ALL), "2 channels"),
+    "no list": (lambda x: ncc.all_reduce(x, _hbm(2, 4), ALL, nl.add), "lists of tensors"),
+    "metadata": (
+        lambda x: ncc.all_gather_v([x], [_hbm(8, 4)], ALL, _hbm(1, 2, dtype=nl.uint32)), "metadata_tensor shape",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_COLLECTIVES)
+def test_wrong_collectives_are_refused(name):
+    statement, message = WRONG_COLLECTIVES[name]
+
+    def kernel(x):
+        statement(x)
+        return x
+
+    with pytest.raises(nki.NkiValidationError, match=message) as caught:
+        nki.simulate_ranks(kernel, [[np.ones((2, 4), F32)] for _ in range(4)])
+    assert f"{__file__}:" in str(caught.value)
+
+
+@pytest.mark.parametrize("pairs", [[(0, 1)], [], [(3, 0), (0, 2)]])
+def test_ranks_in_no_pair_take_no_part(pairs):
+    def kernel(x):
+        out = _hbm(2, 4)
+        ncc.collective_permute([x], [out], pairs)
+        return out
+
+    xs = [np.full((2, 4), r + 1, F32) for r in range(4)]
+    got = nki.simulate_ranks(kernel, [[x] for x in xs])
+    for rank, result in enumerate(got):
+        source = {target: source for source, target in pairs}.get(rank)
+        np.testing.assert_array_equal(result, np.zeros((2, 4)) if source is None else xs[source])
+
+
+WRONG_MEETINGS = {
+    "nobody": (lambda t: nisa.core_barrier(t, ()), r"cores \(\)"),
+    "itself twice": (lambda t: nisa.core_barrier(t, (0, 0)), r"cores \(0, 0\)"),
+    "no such core": (lambda t: nisa.core_barrier(t, (0, 1, 5)), r"cores \(0, 1, 5\)"),
+    "without itself": (lambda t: nisa.core_barrier(t, (1 - nl.program_id(),)), "this one"),
+    "no number": (lambda t: nisa.core_barrier(t, (0.5, 1)), "0.5 is not an integer"),
+    "engine": (lambda t: nisa.core_barrier(t, (0, 1), engine="any"), "engine 'any'"),
+    "to nobody": (lambda t: nisa.sendrecv(t, t, 7, 1, 0), "send_to_rank 7"),
+    "from nobody": (lambda t: nisa.sendrecv(t, t, 1, -1, 0), "recv_from_rank -1"),
+    "another size": (lambda t: nisa.sendrecv(t, t[:, 0:4], 1, 1, 0), "dst shape"),
+    "another type": (lambda t: nisa.sendrecv(t, t.view(nl.int32), 1, 1, 0), "dtype"),
+    "sizes of the cores": (
+        lambda t: nisa.sendrecv(*[t[:, : 4 + nl.program_id()]] * 2, *[1 - nl.program_id()] * 2, 0),
+        "src differs in size",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", WRONG_MEETINGS)
+def test_wrong_meetings_of_cores_are_refused(name, way):
+    statement, message = WRONG_MEETINGS[name]
+
+    def kernel(x):
+        statement(nl.load(x))
+        return x
+
+    with pytest.raises(nki.NkiValidationError, match=message) as caught:
+        way(kernel)[2](np.ones((8, 8), F32))
+    assert f"{__file__}:" in str(caught.value)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_errors_of_the_second_core_name_its_line(way):
+    def kernel(x):
+        t, r = nl.load(x), nisa.register_alloc(100)
+        if nl.program_id() == 0:
+            nisa.tensor_copy(t, t)
+        else:
+            nisa.tensor_copy(t[:, 0:2], t[:, nl.ds(r, 2)])
+        return x
+
+    with pytest.raises(nki.NkiOutOfBoundsError) as caught:
+        way(kernel)[2](np.ones((8, 8), F32))
+    assert f"{__file__}:{kernel.__code__.co_firstlineno + 5}" in str(caught.value)

@@ -102,7 +102,11 @@ WRONG = {
         "trn2",
         "mixes",
     ),
-    "not a reduction": (lambda x: nisa.tensor_reduce(sb(4, 1), nl.equal, sb(4, 4), 1), "trn2", "op equal is not supported"),
+    "not a reduction": (
+        lambda x: nisa.tensor_reduce(sb(4, 1), nl.equal, sb(4, 4), 1),
+        "trn2",
+        "op equal is not supported",
+    ),
     "reduction axis": (lambda x: nisa.tensor_reduce(sb(4, 1), nl.add, sb(4, 4), 0), "trn2", "axis"),
     "start partition": (lambda x: nisa.tensor_copy(sb(128, 4)[16:32], sb(16, 4)), "trn2", "start partition 16"),
     "scalar operand": (

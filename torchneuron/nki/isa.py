@@ -36,7 +36,7 @@ gpsimd_engine, sync_engine, unknown_engine = engine.gpsimd, engine.sync, engine.
 _OVERWRITE, _ADD, _AUTOMATIC = 0, 1, 2  # Accumulate
 
 
-def _emit(
+def emit(
     name: str, engine: int, operands: tuple, attrs: dict[str, float] | None = None, values: tuple = ()
 ) -> Instruction:
     """Issues an instruction on what a kernel gave as its operands: tensors, numbers, registers, or None."""
@@ -65,7 +65,7 @@ def _number(x: object, what: str) -> float:
         raise NkiValidationError(f"{what} {x!r} is no number") from None
 
 
-def _check_tensors(instruction: str, **given: object) -> None:
+def check_tensors(instruction: str, **given: object) -> None:
     """That what is looked at before the instruction is issued is tensors."""
     for operand, x in given.items():
         if not isinstance(x, NkiTensor):
@@ -92,7 +92,7 @@ def _pattern(pattern: Sequence[Sequence[int]]) -> tuple[int, ...]:
         raise NkiValidationError(f"pattern {pattern!r} is not [[step, count], ...]") from None
 
 
-def _integers(values: Sequence[int], what: str) -> tuple[int, ...]:
+def integers(values: Sequence[int], what: str) -> tuple[int, ...]:
     if not isinstance(values, Iterable):
         raise NkiValidationError(f"{what} {values!r} is not a sequence of integers")
     return tuple(_integer(v, what) for v in values)
@@ -125,7 +125,7 @@ def dma_copy(
     Rows that an indirect side places outside its tensor raise (oob_mode.error) or stay untouched (skip). Rows by a
     vector offset are not for dge_mode.hwdge; engine sync and scalar are for it only.
     """
-    _check_tensors("dma_copy", dst=dst, src=src)
+    check_tensors("dma_copy", dst=dst, src=src)
     if priority is not None and _integer(priority, "dma_copy priority") < 0:
         raise NkiValidationError(f"dma_copy priority {priority} is negative")
     queue, mode = _code(engine, constants.engine), constants.dge_mode(_code(dge_mode, constants.dge_mode))
@@ -137,7 +137,7 @@ def dma_copy(
         raise NkiValidationError(
             f"dma_copy engine {constants.engine(queue).name} needs dge_mode hwdge, not {mode.name}"
         )
-    return _emit(
+    return emit(
         "dma_copy",
         0,
         (dst, src),
@@ -163,15 +163,15 @@ def dma_compute(
         raise NkiValidationError(f"dma_compute takes 1 to 16 sources, not {len(srcs)}")
     attrs = {"oob_mode": _code(oob_mode, constants.oob_mode)}
     if len(srcs) <= 2:
-        return _emit("dma_compute", 0, (dst, *srcs), attrs)
+        return emit("dma_compute", 0, (dst, *srcs), attrs)
     from .language import ndarray
     from .session import hbm
 
     total = ndarray(dst.shape, dtypes.float32, hbm)  # the fp32 sum that the DMA engines carry along
-    _emit("dma_compute", 0, (total, srcs[0], srcs[1]), attrs)
+    emit("dma_compute", 0, (total, srcs[0], srcs[1]), attrs)
     for s in srcs[2:-1]:
-        _emit("dma_compute", 0, (total, total, s), attrs)
-    return _emit("dma_compute", 0, (dst, total, srcs[-1]), attrs)
+        emit("dma_compute", 0, (total, total, s), attrs)
+    return emit("dma_compute", 0, (dst, total, srcs[-1]), attrs)
 
 
 _TRANSPOSITIONS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -188,14 +188,14 @@ def dma_transpose(
 ) -> Instruction:
     """dst = src with axes (1, 0), (2, 1, 0) or (3, 1, 2, 0), by rank; dst in SBUF, same dtype. src's rows may be
     gathered by a vector offset first."""
-    _check_tensors("dma_transpose", dst=dst, src=src)
+    check_tensors("dma_transpose", dst=dst, src=src)
     order = tuple(axes) if axes is not None else _TRANSPOSITIONS.get(src.ndim)
     if order != _TRANSPOSITIONS.get(src.ndim):
         raise NkiValidationError(f"dma_transpose axes {order} of a tensor of {src.ndim} dimensions are not supported")
     expected = tuple(src.shape[a] for a in order)
     if dst.shape != expected and dst.size != src.size:
         raise NkiValidationError(f"dma_transpose dst shape {dst.shape} is not {expected}")
-    return _emit(
+    return emit(
         "dma_transpose",
         0,
         (dst, src),
@@ -208,12 +208,12 @@ def tensor_copy(
     dst: NkiTensor, src: NkiTensor, engine: engine = engine.unknown, name: str | None = None, dtype: object = None
 ) -> Instruction:
     """dst = src: bit-exact for one dtype, else through fp32. dtype: accepted as older kernels pass it, unused."""
-    return _emit("tensor_copy", _code(engine, constants.engine), (dst, src))
+    return emit("tensor_copy", _code(engine, constants.engine), (dst, src))
 
 
 def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
     """dst = value. An integer dst takes an integer value; packed types take 0 only."""
-    _check_tensors("memset", dst=dst)
+    check_tensors("memset", dst=dst)
     number = _number(value, "memset value")
     if dtypes.is_integer(dst.dtype):
         limits = np.iinfo(np.uint8 if dst.dtype == dtypes.bool_ else str(dst.dtype))
@@ -221,14 +221,14 @@ def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: 
             raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
     if dtypes.is_packed(dst.dtype) and value != 0:
         raise NkiValidationError(f"memset of {dst.dtype} takes 0 only")
-    return _emit("memset", _code(engine, constants.engine), (dst,), {"value": number})
+    return emit("memset", _code(engine, constants.engine), (dst,), {"value": number})
 
 
 def tensor_copy_predicated(
     dst: NkiTensor, src: NkiTensor | float, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None
 ) -> Instruction:
     """dst = src where predicate is not zero (reverse_pred: is zero); dst keeps its value elsewhere."""
-    return _emit(
+    return emit(
         "tensor_copy_predicated", 0, (dst, src, predicate),
         {"reverse0": reverse_pred},
     )  # fmt: skip
@@ -265,7 +265,7 @@ def nc_matmul(
     stationary.T bit by bit (moving is the identity).
     """
     _check_tiling("nc_matmul", tile_position, tile_size)
-    return _emit(
+    return emit(
         "nc_matmul", 0, (dst, stationary, moving),
         {
             "transpose": is_transpose,
@@ -277,7 +277,7 @@ def nc_matmul(
 
 def _check_tiling(instruction: str, position: Sequence[int] | None, size: Sequence[int] | None) -> None:
     """Tiles of the array of 128 x 128: sizes 32, 64, 128 at multiples of themselves."""
-    position, size = (_integers(x or (), f"{instruction} tile_position and tile_size") for x in (position, size))
+    position, size = (integers(x or (), f"{instruction} tile_position and tile_size") for x in (position, size))
     if len(position) > 2 or len(size) > 2:
         raise NkiValidationError(f"{instruction} tile_position and tile_size are (row, column)")
     for p in position:
@@ -303,7 +303,7 @@ def nc_matmul_mx(
 ) -> Instruction:
     """nc_matmul of packed MX types (x4): values times 2^(scale - 127), contracted over P * 4."""
     _check_tiling("nc_matmul_mx", tile_position, tile_size)
-    return _emit(
+    return emit(
         "nc_matmul_mx", 0,
         (dst, stationary, moving, stationary_scale, moving_scale),
         {"accumulate": _AUTOMATIC if accumulate is None else (_ADD if accumulate else _OVERWRITE)},
@@ -314,11 +314,11 @@ def nc_transpose(
     dst: NkiTensor, data: NkiTensor, engine: engine = engine.unknown, name: str | None = None
 ) -> Instruction:
     """dst[F, P] = data[P, F].T, same dtype. TensorE writes PSUM, up to 128 x 128; VectorE up to 32 x 32."""
-    _check_tensors("nc_transpose", dst=dst, data=data)
+    check_tensors("nc_transpose", dst=dst, data=data)
     e = _code(engine, constants.engine) or (
         _core.ENGINES["tensor"] if dst.buffer is psum and data.buffer is not psum else _core.ENGINES["vector"]
     )
-    return _emit("nc_transpose", e, (dst, data))
+    return emit("nc_transpose", e, (dst, data))
 
 
 # ---- elementwise ---------------------------------------------------------------------------------------------------
@@ -331,14 +331,14 @@ def tensor_tensor(
     name: str | None = None,
 ) -> Instruction:
     """dst = data1 op data2 in fp32. 32-bit integers (all operands, none in PSUM) go to GpSimdE, which is exact."""
-    _check_tensors("tensor_tensor", dst=dst, data1=data1, data2=data2)
+    check_tensors("tensor_tensor", dst=dst, data1=data1, data2=data2)
     code, e = ops.alu(op), _code(engine, constants.engine)
     if e == 0:
         tensors = (dst, data1, data2)
         exact = all(t.dtype in (dtypes.int32, dtypes.uint32) for t in tensors) and not ops.is_bitwise(code)
         if (exact or code == _core.ALU_OPS["power"]) and all(t.buffer is not psum for t in tensors):
             e = _core.ENGINES["gpsimd"]
-    return _emit("tensor_tensor", e, (dst, data1, data2), {"op0": code})
+    return emit("tensor_tensor", e, (dst, data1, data2), {"op0": code})
 
 
 def tensor_scalar(
@@ -354,7 +354,7 @@ def tensor_scalar(
     name: str | None = None,
 ) -> Instruction:
     """dst = (data op0 operand0) op1 operand1; operands are scalars. reverse0/1 swap the sides of op0/1."""
-    return _emit(
+    return emit(
         "tensor_scalar", _code(engine, constants.engine),
         (dst, data, 0.0 if operand0 is None else operand0, operand1),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
@@ -374,7 +374,7 @@ def scalar_tensor_tensor(
     **legacy: object,
 ) -> Instruction:
     """dst = (data op0 operand0) op1 operand1 with a scalar operand0 and a tile operand1."""
-    return _emit(
+    return emit(
         "scalar_tensor_tensor", 0,
         (dst, data, operand0, operand1),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
@@ -394,7 +394,7 @@ def activation(
 ) -> Instruction:
     """dst = op(data * scale + bias). reduce_cmd adds the results of a partition to ScalarE's register, which reduce_res
     [P, 1] gets."""
-    return _emit(
+    return emit(
         "activation", 0,
         (dst, data, bias, scale, reduce_res),
         {
@@ -444,7 +444,7 @@ def activate2(
     pair = (names[ops.alu(op0)], names[ops.alu(op1)])
     if pair not in _ACTIVATE2:
         raise NkiValidationError(f"activate2 operators {pair} are not supported")
-    return _emit(
+    return emit(
         "activate2", 0,
         (dst, data, 0.0 if imm0 is None else imm0, 0.0 if imm1 is None else imm1, relu_param,
          reduce_res),
@@ -466,7 +466,7 @@ def exponential(
     name: str | None = None,
 ) -> Instruction:
     """dst = exp(src - max_value) on VectorE (trn3), with a running sum as in activation."""
-    return _emit(
+    return emit(
         "exponential", 0,
         (dst, src, max_value, reduce_res, reduce_init),
         {"reduce_cmd": _code(reduce_cmd, constants.reduce_cmd)},
@@ -475,12 +475,12 @@ def exponential(
 
 def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Instruction:
     """dst = 1 / data."""
-    return _emit("reciprocal", 0, (dst, data))
+    return emit("reciprocal", 0, (dst, data))
 
 
 def dropout(dst: NkiTensor, data: NkiTensor, prob: NkiTensor | float, name: str | None = None) -> Instruction:
     """dst = 0 with probability prob, else data (not rescaled)."""
-    return _emit("dropout", 0, (dst, data, prob))
+    return emit("dropout", 0, (dst, data, prob))
 
 
 # ---- reductions and scans ------------------------------------------------------------------------------------------
@@ -494,14 +494,14 @@ def tensor_reduce(
     name: str | None = None,
 ) -> Instruction:
     """dst = op over trailing free axes of data (the last axis must be among them, the partition axis not)."""
-    _check_tensors("tensor_reduce", dst=dst, data=data)
+    check_tensors("tensor_reduce", dst=dst, data=data)
     axes = sorted(data._dim(a) for a in (axis if isinstance(axis, Iterable) else (axis,)))
     if not axes or axes[0] == 0 or axes != list(range(axes[0], data.ndim)):
         raise NkiValidationError(f"tensor_reduce axis {axis} must be trailing free axes of {data.shape}")
     run = 1
     for a in axes:
         run *= data.shape[a]
-    return _emit(
+    return emit(
         "tensor_reduce", 0, (dst, data),
         {"op0": ops.alu(op), "negate": negate, "count": run},
     )  # fmt: skip
@@ -509,10 +509,10 @@ def tensor_reduce(
 
 def tensor_partition_reduce(dst: NkiTensor, op: object, data: NkiTensor, name: str | None = None) -> Instruction:
     """dst[1, F] = op over the partitions of data[P, F]; op add, average, max, bitwise_or, bitwise_and."""
-    _check_tensors("tensor_partition_reduce", dst=dst, data=data)
+    check_tensors("tensor_partition_reduce", dst=dst, data=data)
     if dst.shape[0] != 1 or dst.free_size != data.free_size:
         raise NkiValidationError(f"tensor_partition_reduce dst shape {dst.shape} is not (1, {data.free_size})")
-    return _emit("tensor_partition_reduce", 0, (dst, data), {"op0": ops.alu(op)})
+    return emit("tensor_partition_reduce", 0, (dst, data), {"op0": ops.alu(op)})
 
 
 def tensor_scalar_reduce(
@@ -529,7 +529,7 @@ def tensor_scalar_reduce(
     name: str | None = None,
 ) -> Instruction:
     """dst = data op0 operand0; register = reduce_op over the results of a partition; reduce_res [P, 1] = register."""
-    return _emit(
+    return emit(
         "tensor_scalar_reduce", 0,
         (dst, data, operand0, reduce_res, reduce_init),
         {
@@ -550,7 +550,7 @@ def tensor_scalar_cumulative(
     name: str | None = None,
 ) -> Instruction:
     """register = op1(op0(src[i], imm0), register); dst[i] = register. load_reduce starts with imm1."""
-    return _emit(
+    return emit(
         "tensor_scalar_cumulative", 0, (dst, src, imm0, imm1),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd)},
     )  # fmt: skip
@@ -568,7 +568,7 @@ def tensor_tensor_scan(
     name: str | None = None,
 ) -> Instruction:
     """dst[i] = op1(op0(data0[i], dst[i-1]), data1[i]) along each partition, dst[-1] = initial; state in fp32."""
-    return _emit(
+    return emit(
         "tensor_tensor_scan", 0, (dst, data0, data1, initial),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
     )  # fmt: skip
@@ -586,7 +586,7 @@ def select_reduce(
     name: str | None = None,
 ) -> Instruction:
     """dst = on_true where predicate is not zero (reverse_pred: is zero), else on_false; with a running maximum."""
-    return _emit(
+    return emit(
         "select_reduce", 0,
         (dst, predicate, on_true, on_false, reduce_res),
         {
@@ -612,7 +612,7 @@ def range_select(
 ) -> Instruction:
     """dst = on_true_tile where comp_op0(i, bound0) and comp_op1(i, bound1), i = range_start + free index; else
     on_false_value; with a running maximum."""
-    return _emit(
+    return emit(
         "range_select", 0,
         (dst, on_true_tile, bound0, bound1, reduce_res),
         {
@@ -635,7 +635,7 @@ def affine_select(
 ) -> Instruction:
     """v = offset + p * channel_multiplier + sum of index * step over pattern [[step, count], ...]; dst = on_true_tile
     where cmp_op(v, 0), else on_false_value."""
-    return _emit(
+    return emit(
         "affine_select", 0, (dst, on_true_tile),
         {"op0": ops.alu(cmp_op), "offset": offset, "channel_multiplier": channel_multiplier,
          "value": _number(on_false_value, "on_false_value")},
@@ -651,7 +651,7 @@ def iota(
     name: str | None = None,
 ) -> Instruction:
     """dst = offset + p * channel_multiplier + sum of index * step over pattern [[step, count], ...], in int32."""
-    return _emit(
+    return emit(
         "iota", 0, (dst,),
         {
             "offset": _integer(offset, "offset"),
@@ -663,23 +663,23 @@ def iota(
 
 def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Instruction:
     """dst[P, 6] = (count, mean, count * variance) of the even and of the odd elements of data[P, F <= 512]."""
-    return _emit("bn_stats", 0, (dst, data))
+    return emit("bn_stats", 0, (dst, data))
 
 
 def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Instruction:
     """dst[P, 2] = mean and variance of merged (count, mean, count * variance) triples."""
-    return _emit("bn_aggr", 0, (dst, data))
+    return emit("bn_aggr", 0, (dst, data))
 
 
 # ---- search and gather ---------------------------------------------------------------------------------------------
 def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> Instruction:
     """dst[P, 8] = the 8 largest of each partition, descending."""
-    return _emit("max8", 0, (dst, src))
+    return emit("max8", 0, (dst, src))
 
 
 def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None) -> Instruction:
     """dst[P, 8] = first index of each of vals[P, 8] in data; equal values take later indices; all ones: missing."""
-    return _emit("nc_find_index8", 0, (dst, data, vals))
+    return emit("nc_find_index8", 0, (dst, data, vals))
 
 
 def nc_match_replace8(
@@ -691,17 +691,17 @@ def nc_match_replace8(
     name: str | None = None,
 ) -> Instruction:
     """dst = data with the first match of each of vals[P, 8] replaced by imm; dst_idx [P, 8]: where."""
-    return _emit("nc_match_replace8", 0, (dst, data, vals, dst_idx), {"value": _number(imm, "imm")})
+    return emit("nc_match_replace8", 0, (dst, data, vals, dst_idx), {"value": _number(imm, "imm")})
 
 
 def nc_stream_shuffle(
     dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int], name: str | None = None
 ) -> Instruction:
     """In every group of 32 partitions dst[i] = src[shuffle_mask[i]]; 255 keeps dst[i]."""
-    mask = _integers(shuffle_mask, "nc_stream_shuffle shuffle_mask")
+    mask = integers(shuffle_mask, "nc_stream_shuffle shuffle_mask")
     if len(mask) != 32:
         raise NkiValidationError(f"nc_stream_shuffle shuffle_mask has {len(mask)} entries, not 32")
-    return _emit("nc_stream_shuffle", 0, (dst, src), {}, mask)
+    return emit("nc_stream_shuffle", 0, (dst, src), {}, mask)
 
 
 def local_gather(
@@ -714,7 +714,7 @@ def local_gather(
 ) -> Instruction:
     """Each group of 16 partitions gathers runs of num_elem_per_idx elements at index * num_elem_per_idx; its indices
     are index's 16 rows read column by column."""
-    return _emit(
+    return emit(
         "local_gather", 0, (dst, src_buffer, index),
         {"count": num_elem_per_idx, "group": num_valid_indices or 0},
     )  # fmt: skip
@@ -722,7 +722,7 @@ def local_gather(
 
 def nc_n_gather(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None) -> Instruction:
     """dst[p, i] = data[p, indices[p, i]]."""
-    return _emit("nc_n_gather", 0, (dst, data, indices))
+    return emit("nc_n_gather", 0, (dst, data, indices))
 
 
 def nonzero_with_count(
@@ -731,19 +731,19 @@ def nonzero_with_count(
     """Of partitions 0, 16, 32, ...: dst = indices of non-zero elements + index_offset, padding_val after them, and
     their count in the last element; dst [P, F + 1] int32."""
     attrs = {"offset": _integer(index_offset, "index_offset"), "value": _number(padding_val, "padding_val")}
-    return _emit("nonzero_with_count", 0, (dst, src), attrs)
+    return emit("nonzero_with_count", 0, (dst, src), attrs)
 
 
 def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None) -> Instruction:
     """dst[1, 2, n]: start and end of the run of equal ids around each element of segment_ids[1, n]; id 0: n and -1."""
-    return _emit("sequence_bounds", 0, (dst, segment_ids))
+    return emit("sequence_bounds", 0, (dst, segment_ids))
 
 
 def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: str | None = None) -> Instruction:
     """The largest values (ascending) and their positions of a stream of n elements, element i in partition i % 16."""
     if not 8 <= n < 65536:
         raise NkiValidationError(f"topk n {n} must be in 8 .. 65535")
-    return _emit("topk", 0, (val_dst, idx_dst, src), {"count": n})
+    return emit("topk", 0, (val_dst, idx_dst, src), {"count": n})
 
 
 def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None) -> Instruction:
@@ -752,33 +752,33 @@ def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str 
     The scale leaves one binade of headroom (API 0.5 on); TORCH_NEURON_MX_SCALE=ocp follows the OCP rule, as API 0.3.
     """
     headroom = env.MX_SCALE.get() != "ocp"
-    return _emit("quantize_mx", 0, (dst, src, dst_scale), {"count": headroom})
+    return emit("quantize_mx", 0, (dst, src, dst_scale), {"count": headroom})
 
 
 # ---- random numbers ------------------------------------------------------------------------------------------------
 def rng(dst: NkiTensor, engine: engine = engine.vector, name: str | None = None) -> Instruction:
     """dst = random bits (integers) or uniform [0, 1) (floats)."""
-    return _emit("rng", _code(engine, constants.engine), (dst,))
+    return emit("rng", _code(engine, constants.engine), (dst,))
 
 
 def rand2(dst: NkiTensor, min: NkiTensor | float, max: NkiTensor | float, name: str | None = None) -> Instruction:
     """dst = uniform between min and max (trn3)."""
-    return _emit("rand2", 0, (dst, min, max))
+    return emit("rand2", 0, (dst, min, max))
 
 
 def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> Instruction:
     """Seeds every generator from a [1, 1] integer tile."""
-    return _emit("set_rng_seed", 0, (src_seeds,))
+    return emit("set_rng_seed", 0, (src_seeds,))
 
 
 def rand_set_state(src_seeds: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
     """State of each partition's generator of an engine = its row: 6 words on GpSimdE, 24 on VectorE."""
-    return _emit("rand_set_state", _code(engine, constants.engine), (src_seeds,))
+    return emit("rand_set_state", _code(engine, constants.engine), (src_seeds,))
 
 
 def rand_get_state(dst: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
     """dst row = state of the partition's generator."""
-    return _emit("rand_get_state", _code(engine, constants.engine), (dst,))
+    return emit("rand_get_state", _code(engine, constants.engine), (dst,))
 
 
 # ---- cores ---------------------------------------------------------------------------------------------------------
@@ -792,7 +792,15 @@ def sendrecv(
     name: str | None = None,
 ) -> Instruction:
     """dst = src of core recv_from_rank, which gets this core's src (send_to_rank), through one pipe."""
-    return _emit(
+    check_tensors("sendrecv", src=src, dst=dst)
+    if (src.shape[0], src.free_size, src.dtype) != (dst.shape[0], dst.free_size, dst.dtype):
+        raise NkiValidationError(
+            f"sendrecv dst shape {dst.shape} and dtype {dst.dtype} are not those of src, {src.shape} and {src.dtype}"
+        )
+    for operand, rank in (("send_to_rank", send_to_rank), ("recv_from_rank", recv_from_rank)):
+        if not 0 <= _integer(rank, f"sendrecv {operand}") < current().launch.lnc:
+            raise NkiValidationError(f"sendrecv {operand} {rank} must be one of the {current().launch.lnc} cores")
+    return emit(
         "sendrecv", 0, (src, dst),
         {"offset": send_to_rank, "count": recv_from_rank, "group": pipe_id,
          "dge_mode": _code(dma_engine, constants.dma_engine)},
@@ -806,10 +814,16 @@ def core_barrier(
 
     In a launch of one core there is nobody to wait for.
     """
-    session = current()
+    session, e = current(), _code(engine, constants.engine)
+    ids = integers(cores, "core_barrier cores")
     if session.launch.lnc == 1:
         return Instruction("core_barrier")
-    return _emit("core_barrier", _code(engine, constants.engine), (data,), {}, tuple(cores))
+    if len(set(ids)) < len(ids) or session.program_id not in ids or not set(ids) <= set(range(session.launch.lnc)):
+        raise NkiValidationError(
+            f"core_barrier cores {ids} must be different cores of the {session.launch.lnc}, this one "
+            f"({session.program_id}) among them"
+        )
+    return emit("core_barrier", e, (data,), {}, ids)
 
 
 # ---- registers -----------------------------------------------------------------------------------------------------
@@ -841,14 +855,14 @@ def _bound(x: int | Register, name: str) -> dict[str, int]:
 
 def register_move(dst: Register, src: int | Register) -> Instruction:
     """dst = src."""
-    return _emit("register_move", 0, (), {"reg": _writable(dst), **_bound(src, "start")})
+    return emit("register_move", 0, (), {"reg": _writable(dst), **_bound(src, "start")})
 
 
 def register_load(dst: Register, src: NkiTensor) -> Instruction:
     """dst = the element of a one-element tensor."""
-    return _emit("register_load", 0, (src,), {"reg": _writable(dst)})
+    return emit("register_load", 0, (src,), {"reg": _writable(dst)})
 
 
 def register_store(dst: NkiTensor, src: Register) -> Instruction:
     """The element of a one-element tensor = src."""
-    return _emit("register_store", 0, (dst,), _bound(src, "start"))
+    return emit("register_store", 0, (dst,), _bound(src, "start"))

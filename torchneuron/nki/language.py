@@ -240,7 +240,7 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: builtins.bool = False) -> Nk
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: object = None) -> NkiTensor:
     """A new tile: element i of a partition is data[p].flat[indices[p, i]]."""
     t = ndarray(indices.shape, dtype or data.dtype)
-    isa._emit("gather_flattened", 0, (t, data, indices))
+    isa.emit("gather_flattened", 0, (t, data, indices))
     return t
 
 

@@ -70,6 +70,9 @@ class Launch:
     def __init__(self, lnc: int = 1, ranks: int = 1) -> None:
         self.lnc, self.ranks = lnc, ranks
         self.shared: dict[tuple, np.ndarray] = {}
+        self.sources: dict[tuple[str, int], int] = {}  # numbers of the kernel's lines, one for all cores
+        self.places: dict[tuple[int, int], int] = {}  # the same by code object and instruction
+        self.source_list: list[tuple[str, int]] = [("?", 0)]
         self.sessions: list[Session] = []
         self.waits: list[bool] = []
         self.ended: list[bool] = []
@@ -113,7 +116,11 @@ class Launch:
         n = len(self.sessions)
         ready = [i for i in range(n) if not self.ended[i] and not self.waits[i]]
         if not ready and not all(self.ended):
-            released = _core.meet([s.core for s in self.sessions], self.waits)
+            try:
+                released = _core.meet([s.core for s in self.sessions], self.waits)
+            except _core.Error as e:
+                self.failure = self.sessions[0].error(e, 0)
+                return self.condition.notify_all()
             self.waits = [w and not r for w, r in zip(self.waits, released)]
             ready = [i for i in range(n) if not self.ended[i] and not self.waits[i]]
             if not ready:
@@ -169,9 +176,7 @@ class Session:
             self.program.follow_shared()
         self.core = _core.Core(self.program, program_id, rank)
         self.storages: list[weakref.ref[Storage] | Storage] = []
-        self.sources: dict[tuple[str, int], int] = {}
-        self.places: dict[tuple[int, int], int] = {}  # the same by code object and instruction
-        self.source_list: list[tuple[str, int]] = [("?", 0)]
+        self.sources, self.places, self.source_list = launch.sources, launch.places, launch.source_list
         self.last_source = 0
         self.shared_count = 0
         self.keep: list[object] = []
