@@ -6,13 +6,16 @@ import copy
 import ctypes
 import dataclasses
 import enum
+import functools
 import math
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from . import dtypes, errors
+from .ops import Op
 from .session import new_bytes
 from .tensor import NkiTensor
 
@@ -50,19 +53,29 @@ class Input:
     pointer: int
     memory: object
     is_copy: bool
+    grad: str = ""  # why autograd must not lose sight of the tensor; empty: it does not look
 
     def check_writable(self, number: int) -> None:
-        """ValueError if the kernel, which writes this argument, cannot."""
+        """ValueError if the kernel, which writes this argument, cannot; RuntimeError, as for operators in place, if
+        autograd follows it."""
         if isinstance(self.array, np.ndarray) and not self.array.flags.writeable:
             raise ValueError(f"the kernel writes its argument {number} (of the arrays, from 0), which is read-only")
+        if self.grad:
+            raise RuntimeError(
+                f"a {self.grad} that requires grad is being used in an in-place operation: the kernel writes its "
+                f"argument {number} (of the arrays, from 0). Call it under torch.no_grad(), or make it an operator "
+                "with nki_op and register_autograd"
+            )
 
-    def restore(self) -> None:
-        if not self.is_copy:
-            return
-        if isinstance(self.array, np.ndarray):
-            self.array[...] = self.memory
-        else:
+    def written(self) -> None:
+        """After the kernel has written it."""
+        if not is_torch(self.array):
+            if self.is_copy:
+                self.array[...] = self.memory
+        elif self.is_copy:
             self.array.copy_(self.memory)
+        elif not self.array.is_inference():
+            _torch().autograd.graph.increment_version(self.array)
 
 
 def sizes(x: object) -> tuple[int, ...]:
@@ -85,11 +98,74 @@ def as_input(x: object) -> Input:
         as_it_is = x.flags.c_contiguous and x.flags.writeable and x.dtype.isnative
         memory = x if as_it_is else np.array(x, x.dtype.newbyteorder("="), order="C", copy=True)
         return Input(x, shape, t, memory.ctypes.data, memory, memory is not x)
+    torch = _torch()
     detached = x.detach()
-    memory = detached.contiguous()
+    memory = detached.resolve_conj().resolve_neg().contiguous()
     if memory.device.type == "neuron":  # what its stream still holds comes first, as for every operator
-        _torch().neuron.current_stream(memory.device).synchronize()
-    return Input(detached, shape, t, memory.data_ptr(), memory, memory.data_ptr() != detached.data_ptr())
+        torch.neuron.current_stream(memory.device).synchronize()
+    followed = x.requires_grad and torch.is_grad_enabled() and not _below_autograd(x)
+    grad = ("leaf Variable" if x.is_leaf else "tensor") if followed else ""
+    return Input(detached, shape, t, memory.data_ptr(), memory, memory.data_ptr() != detached.data_ptr(), grad)
+
+
+def _below_autograd(x: object) -> bool:
+    """Is this inside an operator, for which autograd has done its part?"""
+    torch = _torch()
+    key = torch._C.DispatchKey.AutogradCPU if x.device.type == "cpu" else torch._C.DispatchKey.AutogradPrivateUse1
+    return torch._C._dispatch_tls_local_exclude_set().has(key)
+
+
+def inputs(args: object, given: list[Input]) -> object:
+    """args with Inputs in place of arrays, which are appended to `given`: one for what is the same memory."""
+    known: dict[tuple, Input] = {}
+
+    def swap(x: object) -> Input:
+        place = x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
+        strides = x.strides if isinstance(x, np.ndarray) else x.stride()
+        same = (place, tuple(x.shape), tuple(strides), str(x.dtype), is_torch(x) and x.is_neg())
+        found = known.get(same)
+        if found is None:
+            found = known[same] = as_input(x)
+        given.append(found)
+        return found
+
+    return replace(args, swap)
+
+
+def aliases(given: list[Input]) -> tuple[int, ...]:
+    """For each argument the first one with its memory."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(x), i) for i, x in enumerate(given))
+
+
+def overlap(given: list[Input], written: Iterable[int]) -> tuple[int, int] | None:
+    """A written argument and another one that share a part of their memory but are not the same."""
+    for i in written:
+        for j, other in enumerate(given):
+            if other is not given[i] and _share(given[i].array, other.array):
+                return i, j
+    return None
+
+
+def _share(a: object, b: object) -> bool:
+    a, b = _as_bytes(a), _as_bytes(b)
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=100_000)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _as_bytes(x: object) -> np.ndarray:
+    """An array that lies where x does; only for its place."""
+    if isinstance(x, np.ndarray):
+        return x
+    size = x.element_size()
+    extent = sum((n - 1) * s for n, s in zip(x.shape, x.stride())) + 1
+    raw = np.ctypeslib.as_array((ctypes.c_uint8 * (extent * size)).from_address(x.data_ptr()))
+    elements = raw.view(np.dtype((np.void, size)))
+    return np.lib.stride_tricks.as_strided(elements, tuple(x.shape), [s * size for s in x.stride()])
 
 
 class Output:
@@ -106,6 +182,12 @@ class Output:
             t.storage.id, t.shape, t.strides, t.offset, t.dtype,
         )  # fmt: skip
         self.bytes = math.prod(t.storage.shape) * t.storage.dtype.itemsize
+        ends = [s * (n - 1) for s, n in zip(t.strides, t.shape) if n]
+        low, high = t.offset + sum(e for e in ends if e < 0), t.offset + sum(e for e in ends if e > 0)
+        if 0 not in t.shape and (low < 0 or (high + 1) * t.dtype.itemsize > self.bytes):
+            raise errors.NkiOutOfBoundsError(
+                f"a kernel returns elements {low} to {high} of {t.name}, which has {self.bytes // t.dtype.itemsize}"
+            )
 
 
 def bytes_of(x: Input) -> object:
@@ -136,7 +218,15 @@ def torch_dtype(t: dtypes.DType) -> object:
 
 def as_fake(output: Output, like: object) -> object:
     """The output as a tensor without data."""
-    return like.new_empty(output.shape, dtype=torch_dtype(output.dtype))
+    return like.new_empty_strided(output.shape, _strides(output), dtype=torch_dtype(output.dtype))
+
+
+def _strides(output: Output) -> tuple[int, ...]:
+    if min(output.strides, default=0) < 0:
+        raise errors.NkiValidationError(
+            f"a torch tensor has no negative strides: a kernel returns a view with strides {output.strides}"
+        )
+    return output.strides
 
 
 def as_result(output: Output, memory: object, like: object) -> object:
@@ -145,7 +235,7 @@ def as_result(output: Output, memory: object, like: object) -> object:
         torch = _torch()
         if isinstance(memory, np.ndarray):
             memory = torch.from_numpy(memory).to(like.device)
-        return torch.as_strided(memory.view(torch_dtype(output.dtype)), output.shape, output.strides, output.offset)
+        return torch.as_strided(memory.view(torch_dtype(output.dtype)), output.shape, _strides(output), output.offset)
     t = dtypes.numpy_dtype(output.dtype)
     if not memory.size:
         return np.empty(output.shape, t)
@@ -190,24 +280,53 @@ class Unhashable(Exception):
     """An argument cannot be part of a cache key."""
 
 
-def key(value: object) -> object:
-    """A hashable stand-in for an argument: arrays by signature, the rest by value. Unhashable if there is none."""
+# What is its own stand-in in a cache key, though it may have attributes.
+_PLAIN = (str, bytes, type(None), enum.Enum, type, types.ModuleType, types.BuiltinFunctionType, np.ufunc, Op)
+
+
+def key(value: object, within: tuple[object, ...] = ()) -> object:
+    """A hashable stand-in for an argument: arrays by signature, the rest by value and type. Unhashable if there is
+    none. within: the objects that this is part of."""
+    kind = type(value)
     if is_array(value):
         return ("array", signature(value), is_torch(value))
-    if isinstance(value, (list, tuple)):
-        return (type(value), tuple(key(v) for v in value))
-    if isinstance(value, dict):
-        return ("dict", tuple((k, key(v)) for k, v in value.items()))
+    if isinstance(value, np.generic):
+        return (kind, value.dtype.str, value.tobytes())
     if isinstance(value, float):
-        return (type(value), float(value).hex())  # which tells 0.0 from -0.0
-    if isinstance(value, (int, bool)):
-        return (type(value), value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return (type(value), tuple((f.name, key(getattr(value, f.name))) for f in dataclasses.fields(value)))
-    if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, enum.Enum):
-        return (type(value), tuple((k, key(v)) for k, v in vars(value).items()))
+        return (kind, value.hex())  # which tells 0.0 from -0.0
+    if isinstance(value, (int, *_PLAIN)):
+        return (kind, value)
+    for i, outer in enumerate(within):
+        if value is outer:
+            return ("within", i)
+    if len(within) > 20:
+        raise Unhashable
+    within = (*within, value)
+    if isinstance(value, (list, tuple)):
+        return (kind, tuple(key(v, within) for v in value))
+    if isinstance(value, dict):
+        return (kind, tuple((key(k, within), key(v, within)) for k, v in value.items()))
+    if isinstance(value, types.FunctionType):
+        try:
+            cells = [c.cell_contents for c in value.__closure__ or ()]
+        except ValueError:  # a variable that has no value yet
+            raise Unhashable from None
+        return (value, tuple(key(c, within) for c in cells))
+    if isinstance(value, types.MethodType):
+        return (value.__func__, key(value.__self__, within))
+    if isinstance(value, functools.partial):
+        return (kind, key(value.func, within), key(value.args, within), key(value.keywords, within))
+    slots = [n for c in kind.__mro__ for n in _slots(c) if hasattr(value, n)]
+    if hasattr(value, "__dict__") or slots:
+        state = {**getattr(value, "__dict__", {}), **{n: getattr(value, n) for n in slots}}
+        return (kind, tuple((k, key(v, within)) for k, v in state.items()))
     try:
         hash(value)
     except TypeError:
         raise Unhashable from None
-    return value
+    return (kind, value)
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    names = cls.__dict__.get("__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(n for n in names if n not in ("__dict__", "__weakref__"))

@@ -792,6 +792,7 @@ def sendrecv(
     name: str | None = None,
 ) -> Instruction:
     """dst = src of core recv_from_rank, which gets this core's src (send_to_rank), through one pipe."""
+    queue = _code(dma_engine, constants.dma_engine)
     check_tensors("sendrecv", src=src, dst=dst)
     if (src.shape[0], src.free_size, src.dtype) != (dst.shape[0], dst.free_size, dst.dtype):
         raise NkiValidationError(
@@ -803,7 +804,7 @@ def sendrecv(
     return emit(
         "sendrecv", 0, (src, dst),
         {"offset": send_to_rank, "count": recv_from_rank, "group": pipe_id,
-         "dge_mode": _code(dma_engine, constants.dma_engine)},
+         "dge_mode": queue},
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import inspect
@@ -24,7 +25,7 @@ def _tensor_of(session: Session, given: arrays.Input) -> NkiTensor:
     """A caller's array as an HBM tensor of a session."""
     size = int(np.prod(given.shape, dtype=np.int64)) * given.dtype.itemsize
     if size and given.memory is not None:
-        raw = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * size).from_address(given.pointer))
+        raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(given.pointer))
     else:
         raw = np.empty(0, np.uint8)
     session.keep.append(given)
@@ -41,7 +42,8 @@ class Traced:
     written: list[int]  # arguments that the kernel writes
     # Per core: HBM storages (id, bytes, whether they are 0 at first, shared key or None).
     internal: list[list[tuple[int, int, bool, object]]]
-    constants: list[list[tuple[int, object]]]  # per core: storages with values of their own
+    constants: list[list[tuple[int, np.ndarray]]]  # per core: storages with values of their own
+    changed: list[set[int]]  # of those the ones that the kernel writes or returns
     result: object  # the kernel's result with Output or an argument's number in place of tensors
     sessions: list[Session]
 
@@ -69,6 +71,17 @@ def _result_of(inputs: list[int], t: NkiTensor) -> object:
     if t.storage.id not in inputs:
         return arrays.Output(t)
     return _Argument(inputs.index(t.storage.id), None if t.is_whole() else arrays.Output(t))
+
+
+def _outputs(kernel: Kernel, result: object, f: Callable[[NkiTensor], object]) -> object:
+    """What a kernel returned with f(tensor) in place of tensors; errors name the kernel."""
+    try:
+        return _map_result(result, f)
+    except errors.NkiError as e:
+        code = inspect.unwrap(kernel.func).__code__
+        e.location = f"{code.co_filename}:{code.co_firstlineno}"
+        e.args = (f"{e} ({kernel.__name__}, {e.location})",)
+        raise
 
 
 def _result_storages(result: object, inputs: Iterable[NkiTensor]) -> set[int]:
@@ -103,9 +116,10 @@ class Kernel:
         functools.update_wrapper(self, func)
 
     def __getitem__(self, grid: int | Sequence[int]) -> Kernel:
-        lnc = grid if isinstance(grid, int) else int(grid[-1]) if len(grid) else 1
-        if lnc not in self.variants:
-            raise ValueError(f"a launch has 1 or 2 cores, not {grid}")
+        sizes = grid if isinstance(grid, (tuple, list)) else (grid,)
+        lnc = sizes[-1] if sizes else 1
+        if isinstance(lnc, bool) or not isinstance(lnc, (int, np.integer)) or lnc not in self.variants:
+            raise errors.NkiValidationError(f"{self.__name__}[{grid!r}]: a launch has 1 or 2 cores")
         return self.variants[lnc]
 
     def __get__(self, instance: object, owner: type | None = None) -> object:
@@ -138,7 +152,7 @@ class Kernel:
                 return tensors[r.index] if r.view is None else arrays.as_fake(r.view, tensors[r.index])
             return arrays.as_fake(r, tensors[0])
 
-        return _map_result(traced.result, result)
+        return _outputs(self, traced.result, result)
 
     # ---- step by step
     def run_steps(self, args: tuple, kwargs: dict, target: targets.Target | None = None) -> object:
@@ -146,27 +160,35 @@ class Kernel:
         return run_steps(self, [(args, kwargs)], target)[0]
 
     # ---- traced
-    def trace(self, args: tuple, kwargs: dict, target: targets.Target | None = None) -> Traced | None:
-        """The program for these arguments, from the cache or made now; None: the kernel must run step by step."""
+    def trace(
+        self, args: tuple, kwargs: dict, target: targets.Target | None = None, same: tuple[int, ...] = ()
+    ) -> Traced | None:
+        """The program for these arguments, from the cache or made now; None: the kernel must run step by step.
+
+        same: for each array the first one with its memory, where the program depends on it.
+        """
         target = target or targets.default()
         try:
-            key = (target.name, arrays.key(args), arrays.key(kwargs))
+            settings = (target.name, env.MX_SCALE.get(), env.DMA_TRANSPOSE_ON_PE.get())
+            key = (settings, same, arrays.key(args), arrays.key(kwargs))
         except arrays.Unhashable:
             key = None
         if key is not None and key in self.cache:
             return self.cache[key]
         try:
-            traced = self._trace(args, kwargs, target)
+            traced = self._trace(args, kwargs, target, same)
         except errors.DataDependentError:
             traced = None
         if key is not None:
             self.cache[key] = traced
         return traced
 
-    def _trace(self, args: tuple, kwargs: dict, target: targets.Target, runs: bool = True) -> Traced:
+    def _trace(
+        self, args: tuple, kwargs: dict, target: targets.Target, same: tuple[int, ...] = (), runs: bool = True
+    ) -> Traced:
         """runs=False: for shapes and time only, so that what a kernel prints does not matter."""
         launch = Launch(self.lnc)
-        traced = Traced([], [], [], [], [], None, [])
+        traced = Traced([], [], [], [], [], [], None, [])
         for core in range(self.lnc):
             session = Session(False, target, launch, core, grid=self.grid)
             session.runs = runs
@@ -174,7 +196,9 @@ class Kernel:
             tensors: list[NkiTensor] = []
 
             def swap(x: object, session: Session = session, tensors: list = tensors) -> NkiTensor:
-                tensors.append(_tensor_of(session, _shape_only(x)))
+                first = same[len(tensors)] if same else len(tensors)
+                known = first < len(tensors)
+                tensors.append(tensors[first] if known else _tensor_of(session, _shape_only(x)))
                 return tensors[-1]
 
             def body(session: Session = session, swap: Callable = swap) -> object:
@@ -185,26 +209,27 @@ class Kernel:
             session.program.seal(self.lnc > 1)
             ids = [t.storage.id for t in tensors]
             traced.inputs.append(ids)
-            internal, constants, count = [], [], 0
+            internal, constants = [], []
+            keys = {storage: key for key, storage in session.shared_keys.items()}
             for s in session.storages:
                 if s.buffer.on_chip or s.id in ids:
                     continue
                 if s.id in session.constants:
                     constants.append((s.id, s.array))
                     continue
-                shared = s.buffer is shared_hbm
-                key = ("shared", s.name if s.named else count) if shared else None
-                cleared = (shared and self.lnc > 1) or not session.program.all_written(s.id)
+                key = keys.get(s.id)
+                cleared = key is not None or not session.program.all_written(s.id)
                 internal.append((s.id, s.array.size, cleared, key))
-                count += shared
             traced.internal.append(internal)
             traced.constants.append(constants)
+            seen = _result_storages(result, tensors)
+            traced.changed.append({i for i, _ in constants if i in seen or session.storages[i].written})
             traced.programs.append(session.program)
             traced.sessions.append(session)
             written = [i for i, t in enumerate(tensors) if t.storage.written]
             traced.written = sorted({*traced.written, *written})
             if core == 0:
-                traced.result = _map_result(result, functools.partial(_result_of, ids))
+                traced.result = _outputs(self, result, functools.partial(_result_of, ids))
             for s in session.storages:  # what was traced holds no data
                 if s.id not in session.constants:
                     s.array = None
@@ -215,7 +240,21 @@ class Kernel:
     def launch(self, traced: Traced, args: tuple, kwargs: dict) -> object:
         """Runs a traced kernel on arrays."""
         given: list[arrays.Input] = []
-        arrays.replace((args, kwargs), lambda x: given.append(arrays.as_input(x)))
+        arrays.inputs((args, kwargs), given)
+        for i in traced.written:
+            given[i].check_writable(i)
+        if traced.written:
+            same = arrays.aliases(given)
+            if same != tuple(range(len(given))) and len(set(traced.inputs[0])) == len(given):
+                again = self.trace(args, kwargs, traced.sessions[0].target, same)
+                return self.run_steps(args, kwargs) if again is None else self.launch(again, args, kwargs)
+            if pair := arrays.overlap(given, traced.written):
+                if any(given[i].is_copy for i in pair):
+                    raise errors.NkiValidationError(
+                        f"arguments {pair[0]} and {pair[1]} of {self.__name__} (of the arrays, from 0) share a part of "
+                        "their memory, which it writes, and one is not contiguous: pass a copy of one"
+                    )
+                return self.run_steps(args, kwargs)
         like = given[0].array if given else None
         shared: dict[object, tuple[object, int]] = {}
         cores, memories, keep = [], {}, []
@@ -234,16 +273,22 @@ class Kernel:
                 if core == 0:
                     memories[storage] = memory[0]
             for storage, array in traced.constants[core]:
-                c.bind(storage, array.ctypes.data)
+                if storage not in traced.changed[core]:
+                    c.bind(storage, array.ctypes.data)
+                    continue
+                memory = arrays.new_memory(like, array.nbytes, False)
+                ctypes.memmove(memory[1], array.ctypes.data, array.nbytes)
+                keep.append(memory)
+                c.bind(storage, memory[1])
+                if core == 0:
+                    memories[storage] = memory[0]
             cores.append(c)
-        for i in traced.written:
-            given[i].check_writable(i)
         try:
             _core.run(cores)
         except _core.Error as e:
             raise traced.sessions[0].error(e, 0) from None
-        for i in traced.written:
-            given[i].restore()
+        for x in {id(given[i]): given[i] for i in traced.written}.values():
+            x.written()
 
         def result(r: object) -> object:
             if isinstance(r, arrays.Output):
@@ -251,7 +296,7 @@ class Kernel:
             x = given[r.index]
             return x.array if r.view is None else arrays.as_result(r.view, arrays.bytes_of(x), x.array)
 
-        return _map_result(traced.result, result)
+        return _outputs(self, traced.result, result)
 
     def plain_launch(self, args: tuple, kwargs: dict) -> dict | None:
         """The launch on these torch tensors as numbers, for who runs it without Python. None if it has to be called.
@@ -263,15 +308,10 @@ class Kernel:
         if self.step or env.NKI_SIMULATOR.get():
             return None
         traced = self.trace(args, kwargs)
-        if traced is None or traced.written:
+        if traced is None or traced.written or any(traced.changed):
             return None
         results = traced.result if isinstance(traced.result, (list, tuple)) else [traced.result]
-        constants = {storage for storage, _ in traced.constants[0]}
-        if not all(
-            (isinstance(r, _Argument) and r.view is None)
-            or (isinstance(r, arrays.Output) and r.storage not in constants)
-            for r in results
-        ):
+        if not all(isinstance(r, arrays.Output) or (isinstance(r, _Argument) and r.view is None) for r in results):
             return None
         made: list[tuple[int, bool]] = []
         shared: dict[object, int] = {}
@@ -328,13 +368,7 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
     given: list[list[arrays.Input]] = [[] for _ in ranks]
     prepared = []
     for rank, (args, kwargs) in enumerate(ranks):
-        inputs = given[rank]
-
-        def collect(x: object, inputs: list = inputs) -> arrays.Input:
-            inputs.append(arrays.as_input(x))
-            return inputs[-1]
-
-        prepared.append((arrays.replace(args, collect), arrays.replace(kwargs, collect)))
+        prepared.append(arrays.inputs((args, kwargs), given[rank]))
 
     bodies = []
     for rank in range(len(ranks)):
@@ -356,10 +390,10 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
                 args, kwargs = prepared[rank]
                 out = kernel.func(*_swap_inputs(args, swap), **_swap_inputs(kwargs, swap))
                 session.finish(_result_storages(out, tensors.values()))
-                for number, x in enumerate(given[rank]):
-                    if id(x) in tensors and tensors[id(x)].storage.written:
-                        x.check_writable(number)
-                        x.restore()
+                written = {id(x): i for i, x in enumerate(given[rank]) if id(x) in tensors}
+                for number in (i for x, i in written.items() if tensors[x].storage.written):
+                    given[rank][number].check_writable(number)
+                    given[rank][number].written()
                 if core == 0:
                     by_storage = {t.storage.id: x for i, t in tensors.items() for x in given[rank] if id(x) == i}
                     like = given[rank][0].array if given[rank] else None
@@ -373,7 +407,7 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
                             return lambda: arrays.as_result(view, t.storage.array, like)
                         return lambda: arrays.as_result(view, arrays.bytes_of(source), source.array)
 
-                    results[rank] = _map_result(out, result)
+                    results[rank] = _outputs(kernel, out, result)
 
             bodies.append(body)
     launch.waits = [False] * len(bodies)

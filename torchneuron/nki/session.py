@@ -69,7 +69,7 @@ class Launch:
 
     def __init__(self, lnc: int = 1, ranks: int = 1) -> None:
         self.lnc, self.ranks = lnc, ranks
-        self.shared: dict[tuple, np.ndarray] = {}
+        self.shared: dict[tuple, tuple[np.ndarray, str]] = {}  # and where it was allocated
         self.sources: dict[tuple[str, int], int] = {}  # numbers of the kernel's lines, one for all cores
         self.places: dict[tuple[int, int], int] = {}  # the same by code object and instruction
         self.source_list: list[tuple[str, int]] = [("?", 0)]
@@ -178,10 +178,9 @@ class Session:
         self.storages: list[weakref.ref[Storage] | Storage] = []
         self.sources, self.places, self.source_list = launch.sources, launch.places, launch.source_list
         self.last_source = 0
-        self.shared_count = 0
+        self.shared_names: dict[tuple[bool, str], int] = {}  # how many tensors in shared_hbm have a name
         self.keep: list[object] = []
-        self.shared_ids: set[int] = set()  # storages in shared_hbm
-        self.shared_keys: dict[object, int] = {}  # of those: storage by what is the same on all cores
+        self.shared_keys: dict[object, int] = {}  # storages in shared_hbm by what names them on all cores
         self.constants: set[int] = set()  # storages that a kernel made with values
         self.index = 0
 
@@ -245,12 +244,12 @@ class Session:
                 self._check_memory(lambda: self.core.allocate(storage.id), storage)
                 weakref.finalize(storage, _release, self.core, storage.id)
         else:
+            key = self._shared_key(buffer, name, external_array)
             if array is None:
-                array = self._check_memory(lambda: self._hbm(row_bytes, buffer, name), storage)
+                array = self._check_memory(lambda: self._hbm(row_bytes, storage, key, source), storage)
             storage.array = array
-            if buffer is shared_hbm:
-                self.shared_ids.add(storage.id)
-                self.shared_keys[(external_array, name or len(self.shared_keys))] = storage.id
+            if key is not None:
+                self.shared_keys[key] = storage.id
             self.core.bind(storage.id, array.ctypes.data)
         self.storages.append(weakref.ref(storage) if buffer.on_chip and self.step else storage)
         if not self.step and buffer.on_chip:
@@ -288,16 +287,27 @@ class Session:
                 f"partition, the limit is {capacity} {where}"
             )
 
-    def _hbm(self, size: int, buffer: Buffer, name: str) -> np.ndarray:
+    def _shared_key(self, buffer: Buffer, name: str, given: bool) -> tuple[bool, str, int] | None:
+        """What names a new tensor on all cores: whose it is, its name, and how many of that name came before it. None:
+        it is this core's own."""
+        if buffer is not shared_hbm or self.launch.lnc * self.launch.ranks == 1:
+            return None
+        count = self.shared_names.get((given, name), 0)
+        self.shared_names[given, name] = count + 1
+        return (given, name, count)
+
+    def _hbm(self, size: int, storage: Storage, key: object, source: int) -> np.ndarray:
         """Memory of a tensor that the kernel makes: 0 where it writes nothing."""
-        if buffer is not shared_hbm or self.launch.lnc == 1:
+        if key is None:
             return new_bytes(size, True)
-        key = (self.rank, name or self.shared_count, size)
-        self.shared_count += not name
         with self.launch.condition:
-            if key not in self.launch.shared:
-                self.launch.shared[key] = new_bytes(size, True)
-            return self.launch.shared[key]
+            array, where = self.launch.shared.setdefault((self.rank, key), (new_bytes(size, True), self.locate(source)))
+        if array.size != size:
+            raise errors.NkiValidationError(
+                f"{storage.name} of shape {storage.shape} has {size} bytes here and {array.size} on another core "
+                f"({where}): in shared_hbm tensors of one name, or as many without one, are one on all cores"
+            )
+        return array
 
     def finish(self, results: Iterable[int]) -> None:
         """At the kernel's end: raises if more was live at once than fits, or if a result (a storage) was computed from
@@ -343,7 +353,8 @@ class Session:
 
     def _writes_shared(self, opcode: int, operands: tuple) -> bool:
         """Does the instruction write HBM that the launch's cores share?"""
-        return any(w and type(o) is tuple and o[0] in self.shared_ids for w, o in zip(WRITTEN[opcode], operands))
+        shared = self.shared_keys.values()
+        return any(w and type(o) is tuple and o[0] in shared for w, o in zip(WRITTEN[opcode], operands))
 
 
 def _release(core: _core.Core, storage: int) -> None:
