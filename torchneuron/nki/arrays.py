@@ -39,6 +39,13 @@ def is_fake(x: object) -> bool:
     return isinstance(x, FakeTensor) or x.device.type == "meta"
 
 
+def holds_fake(x: object) -> bool:
+    """Is x a tensor without data, or a tuple, list or dict with one?"""
+    if isinstance(x, (tuple, list)):
+        return any(map(holds_fake, x))
+    return any(map(holds_fake, x.values())) if isinstance(x, dict) else is_fake(x)
+
+
 def is_array(x: object) -> bool:
     return isinstance(x, np.ndarray) or is_torch(x)
 

@@ -75,7 +75,7 @@ def locate(error: NkiError, package: str) -> None:
             called = code.co_name
         step = step.tb_next
     error.instruction = error.instruction or called
-    if error.location and error.location not in str(error):
+    if error.location and not str(error).endswith(f"({error.location})"):
         error.args = (f"{error} ({error.location})",)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -73,10 +74,11 @@ def _result_of(inputs: list[int], t: NkiTensor) -> object:
     return _Argument(inputs.index(t.storage.id), None if t.is_whole() else arrays.Output(t))
 
 
-def _outputs(kernel: Kernel, result: object, f: Callable[[NkiTensor], object]) -> object:
-    """What a kernel returned with f(tensor) in place of tensors; errors name the kernel."""
+@contextlib.contextmanager
+def _results_of(kernel: Kernel) -> Iterator[None]:
+    """Errors about what a kernel returned name the kernel."""
     try:
-        return _map_result(result, f)
+        yield
     except errors.NkiError as e:
         code = inspect.unwrap(kernel.func).__code__
         e.location = f"{code.co_filename}:{code.co_firstlineno}"
@@ -134,7 +136,7 @@ class Kernel:
                 from .torch_ops import wrap_nki
 
                 return wrap_nki(self)(*args, **kwargs)
-            if any(arrays.is_fake(x) for x in args) or any(arrays.is_fake(x) for x in kwargs.values()):
+            if arrays.holds_fake(args) or arrays.holds_fake(kwargs):
                 return self._infer(args, kwargs)
         if self.step or env.NKI_SIMULATOR.get():
             return self.run_steps(args, kwargs)
@@ -143,7 +145,13 @@ class Kernel:
 
     def _infer(self, args: tuple, kwargs: dict) -> object:
         """Results for fake tensors: shapes and types from tracing."""
-        traced = self.trace(args, kwargs) or self._trace(args, kwargs, targets.default(), runs=False)
+        try:
+            traced = self.trace(args, kwargs) or self._trace(args, kwargs, targets.default(), runs=False)
+        except errors.DataDependentError as e:
+            raise errors.NkiError(
+                f"the shapes of {self.__name__}'s results are not known before it runs: {e}. In a compiled graph make "
+                'it an operator, torch_neuronx.nki_op("namespace::name"), and tell its shapes by register_fake'
+            ) from e
         tensors: list[object] = []
         arrays.replace((args, kwargs), tensors.append)
 
@@ -152,7 +160,8 @@ class Kernel:
                 return tensors[r.index] if r.view is None else arrays.as_fake(r.view, tensors[r.index])
             return arrays.as_fake(r, tensors[0])
 
-        return _outputs(self, traced.result, result)
+        with _results_of(self):
+            return _map_result(traced.result, result)
 
     # ---- step by step
     def run_steps(self, args: tuple, kwargs: dict, target: targets.Target | None = None) -> object:
@@ -229,7 +238,8 @@ class Kernel:
             written = [i for i, t in enumerate(tensors) if t.storage.written]
             traced.written = sorted({*traced.written, *written})
             if core == 0:
-                traced.result = _outputs(self, result, functools.partial(_result_of, ids))
+                with _results_of(self):
+                    traced.result = _map_result(result, functools.partial(_result_of, ids))
             for s in session.storages:  # what was traced holds no data
                 if s.id not in session.constants:
                     s.array = None
@@ -296,7 +306,8 @@ class Kernel:
             x = given[r.index]
             return x.array if r.view is None else arrays.as_result(r.view, arrays.bytes_of(x), x.array)
 
-        return _outputs(self, traced.result, result)
+        with _results_of(self):
+            return _map_result(traced.result, result)
 
     def plain_launch(self, args: tuple, kwargs: dict) -> dict | None:
         """The launch on these torch tensors as numbers, for who runs it without Python. None if it has to be called.
@@ -383,17 +394,18 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
                 def swap(x: object) -> object:
                     if isinstance(x, arrays.Input):
                         if id(x) not in tensors:
-                            tensors[id(x)] = _tensor_of(session, x)
+                            tensors[id(x)] = t = _tensor_of(session, x)
+                            number = next(i for i, g in enumerate(given[rank]) if g is x)
+                            t.storage.before_write = functools.partial(x.check_writable, number)
                         return tensors[id(x)]
                     return x
 
                 args, kwargs = prepared[rank]
                 out = kernel.func(*_swap_inputs(args, swap), **_swap_inputs(kwargs, swap))
                 session.finish(_result_storages(out, tensors.values()))
-                written = {id(x): i for i, x in enumerate(given[rank]) if id(x) in tensors}
-                for number in (i for x, i in written.items() if tensors[x].storage.written):
-                    given[rank][number].check_writable(number)
-                    given[rank][number].written()
+                for x in {id(x): x for x in given[rank]}.values():
+                    if id(x) in tensors and tensors[id(x)].storage.written:
+                        x.written()
                 if core == 0:
                     by_storage = {t.storage.id: x for i, t in tensors.items() for x in given[rank] if id(x) == i}
                     like = given[rank][0].array if given[rank] else None
@@ -407,7 +419,8 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
                             return lambda: arrays.as_result(view, t.storage.array, like)
                         return lambda: arrays.as_result(view, arrays.bytes_of(source), source.array)
 
-                    results[rank] = _outputs(kernel, out, result)
+                    with _results_of(kernel):
+                        results[rank] = _map_result(out, result)
 
             bodies.append(body)
     launch.waits = [False] * len(bodies)
@@ -418,7 +431,8 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
         _run_together(launch, bodies)
     if kernel.lnc > 1:
         sessions.warn_of_races(launch)
-    return [_finish(r) for r in results]
+    with _results_of(kernel):
+        return [_finish(r) for r in results]
 
 
 def _finish(value: object) -> object:

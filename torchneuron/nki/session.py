@@ -52,7 +52,8 @@ class Storage:
     """Memory behind tensors. shape and dtype are those it was allocated with."""
 
     __slots__ = (
-        "id", "name", "named", "buffer", "shape", "dtype", "row_elements", "array", "written", "session", "__weakref__",
+        "id", "name", "buffer", "shape", "dtype", "row_elements", "array", "written", "before_write", "session",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,13 @@ class Storage:
         self.row_elements = math.prod(shape[1:]) if buffer.on_chip else 0
         self.array: np.ndarray | None = None  # bytes of HBM
         self.written = False
+        self.before_write: Callable[[], None] | None = None  # raises if the caller's array cannot be written
+
+    def write(self) -> None:
+        """The kernel writes it."""
+        if self.before_write is not None:
+            self.before_write()
+        self.written = True
 
 
 class Launch:
@@ -221,7 +229,6 @@ class Session:
         """Allocates memory; array: bytes of an HBM tensor that the caller gives (initialised)."""
         source = self.source()
         storage = Storage(self, name or f"t{len(self.storages)}", buffer, shape, dtype)
-        storage.named = bool(name)
         itemsize = dtype.itemsize
         external = external_array = array is not None
         if buffer.on_chip:
