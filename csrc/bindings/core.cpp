@@ -354,10 +354,12 @@ PYBIND11_MODULE(_core, m) {
     py::list events;
     for (const Event& e : line.events)
       events.append(py::make_tuple(e.instruction, std::string(kEngineNames[static_cast<int>(e.engine)]), e.start_ns,
-                                   e.end_ns, e.busy_ns, e.bytes, e.flops, e.waits_for));
+                                   e.end_ns, e.bytes, e.flops, e.waits_for, e.times));
+    py::list loops;  // (line, trips, trips on the timeline)
+    for (const LoopNote& l : line.loops) loops.append(py::make_tuple(l.source, l.trips, l.shown));
     py::dict busy;
     for (int e = 1; e < static_cast<int>(Engine::count); ++e)
       busy[py::str(std::string(kEngineNames[e]))] = line.busy_ns[e];
-    return py::make_tuple(line.latency_ns, busy, events);
+    return py::make_tuple(line.latency_ns, busy, events, loops);
   });
 }

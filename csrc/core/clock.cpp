@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace neuron {
 namespace {
@@ -131,124 +132,263 @@ class Model {
   const Target& t_;
 };
 
-}  // namespace
+// Trips of a loop that are replayed at least, and events after which the others are extrapolated.
+constexpr int64_t kLeastTrips = 8;
+constexpr size_t kLoopEvents = 4096;
 
-Timeline predict(const Program& program, const Target& target) {
-  const auto& storages = program.storages();
-  const Model cost(storages, target);
-  Timeline out;
-  std::array<double, static_cast<int>(Engine::count)> free_at{};  // in-order engines
-  std::array<int32_t, static_cast<int>(Engine::count)> last_event{};
-  last_event.fill(-1);
+class Replay {
+ public:
+  Replay(const Program& program, const Target& target)
+      : program_(program),
+        storages_(program.storages()),
+        target_(target),
+        cost_(storages_, target),
+        dma_free_(target.dma_engines, Release(0.0, -1)),
+        uses_(storages_.size()),
+        registers_(program.registers()) {
+    last_event_.fill(-1);
+  }
+
+  Timeline run() {
+    const auto& code = program_.instructions();
+    for (position_ = 0; position_ < code.size(); ++position_) {
+      const Instruction& in = code[position_];
+      switch (in.opcode) {
+        case Opcode::loop_begin:
+        case Opcode::while_begin:
+          begin_loop(in);
+          break;
+        case Opcode::loop_end:
+        case Opcode::while_end:
+          end_loop(code[in.match]);
+          break;
+        case Opcode::register_move: {
+          const Known a = value(in.start), b = value(in.stop);
+          registers_[in.reg] = a && b ? Known(*a + *b) : std::nullopt;
+          break;
+        }
+        case Opcode::register_load:
+          registers_[in.reg] = std::nullopt;
+          [[fallthrough]];
+        default:
+          issue(in);
+      }
+    }
+    out_.busy_ns[static_cast<size_t>(Engine::dma)] = dma_busy_ / target_.dma_engines;
+    return std::move(out_);
+  }
+
+ private:
+  using Known = std::optional<int64_t>;
   using Release = std::pair<double, int32_t>;  // when something is free again, and the event that held it
-  std::vector<Release> dma_free(target.dma_engines, Release(0.0, -1));
-  Release hbm_free(0.0, -1);
-  double dma_busy = 0, pe_idle_since = 0;
   struct Use {
     Box box;
     double ready;
     int32_t event;
     bool write;
   };
-  std::vector<std::vector<Use>> uses(storages.size());
+  struct Loop {
+    uint32_t begin;
+    int64_t trips;  // 0: not known
+    size_t first_event, trip_event;
+    std::vector<double> ends;  // of the trips
+    std::array<double, static_cast<int>(Engine::count)> busy;
+    double dma_busy;
+  };
 
-  for (uint32_t i = 0; i < program.instructions().size(); ++i) {
-    const Instruction& in = program.instructions()[i];
-    const InstructionSpec& sp = in.spec();
-    if (in.operands.empty()) continue;
-    const bool dma = sp.cost.model == CostModel::dma;
-    const auto engine = dma ? Engine::dma : in.engine;
-    const auto e = static_cast<size_t>(engine);
-
-    // Data dependencies: reads wait for writes, writes for reads and writes, of overlapping boxes.
-    double ready = 0;
-    int32_t waits = -1;
-    bool cross = false;
-    std::vector<std::pair<const Access*, bool>> touched;
-    for (size_t k = 0; k < in.operands.size(); ++k) {
-      const Operand& o = in.operands[k];
-      if (!o.is_tile()) continue;
-      const bool write = sp.operands[k].role == Role::write || sp.operands[k].role == Role::read_write;
-      touched.emplace_back(&o.access, write);
-      if (o.access.index) touched.emplace_back(o.access.index.get(), false);
-    }
-    for (auto [a, write] : touched) {
-      const Box box = bounding_box(storages[a->storage], *a);
-      for (const Use& u : uses[a->storage])
-        if ((write || u.write) && u.ready > ready && u.box.overlaps(box)) {
-          ready = u.ready;
-          waits = u.event;
-          cross = out.events[u.event].engine != engine;
-        }
-    }
-    Event event{i, engine, 0, 0, 0, 0, 0, waits, 0};
-    if (dma) {
-      int engines = 1;
-      event.busy_ns = cost.dma(in, engines, event.bytes);
-      // The least busy engines take it; HBM's share of the core is a limit too.
-      std::partial_sort(dma_free.begin(), dma_free.begin() + engines, dma_free.end());
-      const double start = ready + target.dma_start_ns;
-      const auto id = static_cast<int32_t>(out.events.size());
-      const Release last = std::max(dma_free[engines - 1], hbm_free);
-      if (last.first > start) event.waits_for = last.second;
-      double end = 0;
-      for (int k = 0; k < engines; ++k) {
-        dma_free[k] = {std::max(start, dma_free[k].first) + event.busy_ns, id};
-        end = std::max(end, dma_free[k].first);
-      }
-      dma_busy += event.busy_ns * engines;
-      if (target.hbm_bytes_per_ns > 0) {
-        hbm_free = {std::max(hbm_free.first, start) + static_cast<double>(event.bytes) / target.hbm_bytes_per_ns, id};
-        end = std::max(end, hbm_free.first);
-      }
-      event.start_ns = std::max(start, end - event.busy_ns);
-      event.end_ns = end;
-    } else {
-      const double ghz = target.clock_ghz[e] > 0 ? target.clock_ghz[e] : 1;
-      double start = cross ? ready + target.instruction_ns : ready;
-      if (free_at[e] >= start) {
-        start = free_at[e];
-        if (last_event[e] >= 0) event.waits_for = last_event[e];
-      }
-      event.busy_ns = cost.cycles(in) / ghz;
-      if (engine == Engine::tensor && target.pe_warm_ns > 0) {
-        // After idling the array starts at half its rate and ramps up.
-        if (start - free_at[e] > target.pe_warm_ns || out.events.empty()) pe_idle_since = start;
-        const double cold = std::max(0.0, pe_idle_since + target.pe_warm_ns - start);
-        event.busy_ns += std::min(event.busy_ns, cold / 2);
-      }
-      event.start_ns = start;
-      event.end_ns = start + event.busy_ns;
-      free_at[e] = event.end_ns;
-      out.busy_ns[e] += event.busy_ns;
-      if (in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx) {
-        const Access &a = in.operand(1).access, &b = in.operand(2).access;
-        const double lanes = in.opcode == Opcode::nc_matmul_mx ? 4 : 1;
-        const double rows = in.perf_mode == PerfMode::double_row ? 2 : 1;
-        event.flops = 2.0 * static_cast<double>(a.partitions()) * lanes * static_cast<double>(a.free_size()) *
-                      static_cast<double>(b.free_size()) / rows;
-      }
-    }
-    const auto id = static_cast<int32_t>(out.events.size());
-    const double visible =
-        dma ? event.end_ns : event.end_ns + target.access_cycles / std::max(0.5, target.clock_ghz[e]);
-    for (auto [a, write] : touched) {
-      auto& list = uses[a->storage];
-      const Box box = bounding_box(storages[a->storage], *a);
-      if (write)  // what it covers no later access can see
-        std::erase_if(list, [&](const Use& u) {
-          return u.box.partition_begin >= box.partition_begin && u.box.partition_end <= box.partition_end &&
-                 u.box.begin >= box.begin && u.box.end <= box.end;
-        });
-      if (list.size() > 256) list.erase(list.begin(), list.begin() + 128);
-      list.push_back({box, visible, id, write});
-    }
-    last_event[e] = id;
-    out.latency_ns = std::max(out.latency_ns, event.end_ns);
-    out.events.push_back(event);
+  Known value(const Bound& b) const {
+    if (b.reg < 0) return b.value;
+    return registers_[b.reg] ? Known(*registers_[b.reg] * b.scale + b.value) : std::nullopt;
   }
-  out.busy_ns[static_cast<size_t>(Engine::dma)] = dma_busy / target.dma_engines;
-  return out;
+
+  void begin_loop(const Instruction& in) {
+    int64_t trips = 0;
+    if (in.opcode == Opcode::loop_begin) {
+      const Known start = value(in.start), stop = value(in.stop);
+      registers_[in.reg] = start;
+      if (start && stop) {
+        trips = (*stop - *start + in.step.value - 1) / in.step.value;
+        if (trips <= 0) {
+          position_ = in.match;
+          return;
+        }
+      }
+    } else if (registers_[in.reg] == 0) {
+      position_ = in.match;
+      return;
+    }
+    loops_.push_back({position_, trips, out_.events.size(), out_.events.size(), {}, out_.busy_ns, dma_busy_});
+  }
+
+  void end_loop(const Instruction& head) {
+    Loop& loop = loops_.back();
+    loop.ends.push_back(out_.latency_ns);
+    const auto done = static_cast<int64_t>(loop.ends.size());
+    const bool counts = head.opcode == Opcode::loop_begin;
+    const bool known = counts ? loop.trips > 0 : registers_[head.reg].has_value();
+    const bool again = known && (counts ? done < loop.trips : *registers_[head.reg] != 0);
+    const bool enough = done >= kLeastTrips && out_.events.size() - loop.first_event >= kLoopEvents;
+    if (again && !enough) {
+      if (counts) *registers_[head.reg] += head.step.value;
+      loop.trip_event = out_.events.size();
+      loop.busy = out_.busy_ns;
+      loop.dma_busy = dma_busy_;
+      position_ = loop.begin;
+      return;
+    }
+    if (again && counts) extrapolate(loop, loop.trips - done);
+    if (again || !known) out_.loops.push_back({head.source, loop.trips, done});
+    loops_.pop_back();
+  }
+
+  // `rest` more trips like the last one, each as long as the later half's on average.
+  void extrapolate(const Loop& loop, int64_t rest) {
+    const size_t n = loop.ends.size(), half = n / 2;
+    const auto more = static_cast<double>(rest);
+    const double by = more * (loop.ends[n - 1] - loop.ends[half - 1]) / static_cast<double>(n - half);
+    const auto first = static_cast<int32_t>(loop.trip_event);
+    for (size_t k = loop.trip_event; k < out_.events.size(); ++k) out_.events[k].times *= 1 + rest;
+    for (size_t e = 0; e < out_.busy_ns.size(); ++e) {
+      out_.busy_ns[e] += more * (out_.busy_ns[e] - loop.busy[e]);
+      if (last_event_[e] >= first) free_at_[e] += by;
+    }
+    dma_busy_ += more * (dma_busy_ - loop.dma_busy);
+    for (Release& r : dma_free_)
+      if (r.second >= first) r.first += by;
+    if (hbm_free_.second >= first) hbm_free_.first += by;
+    for (auto& list : uses_)
+      for (Use& u : list)
+        if (u.event >= first) u.ready += by;
+    pe_idle_since_ += by;
+    out_.latency_ns += by;
+    registers_[program_.instructions()[loop.begin].reg] = std::nullopt;
+  }
+
+  // Where registers say, as far as they are known.
+  Box box_of(const Access& a) const {
+    if (a.reg < 0 || a.indexing != Access::Indexing::none || !registers_[a.reg])
+      return bounding_box(storages_[a.storage], a);
+    Access here = a;
+    here.offset += *registers_[a.reg] * a.reg_stride;
+    here.reg = -1;
+    return bounding_box(storages_[a.storage], here);
+  }
+
+  void issue(const Instruction& in);
+
+  const Program& program_;
+  const std::vector<Storage>& storages_;
+  const Target& target_;
+  const Model cost_;
+  Timeline out_;
+  std::array<double, static_cast<int>(Engine::count)> free_at_{};  // in-order engines
+  std::array<int32_t, static_cast<int>(Engine::count)> last_event_{};
+  std::vector<Release> dma_free_;
+  Release hbm_free_{0.0, -1};
+  double dma_busy_ = 0, pe_idle_since_ = 0;
+  std::vector<std::vector<Use>> uses_;
+  std::vector<Known> registers_;
+  std::vector<Loop> loops_;
+  uint32_t position_ = 0;
+};
+
+void Replay::issue(const Instruction& in) {
+  const InstructionSpec& sp = in.spec();
+  if (in.operands.empty()) return;
+  const bool dma = sp.cost.model == CostModel::dma;
+  const auto engine = dma ? Engine::dma : in.engine;
+  const auto e = static_cast<size_t>(engine);
+
+  // Data dependencies: reads wait for writes, writes for reads and writes, of overlapping boxes.
+  double ready = 0;
+  int32_t waits = -1;
+  bool cross = false;
+  std::vector<std::pair<const Access*, bool>> touched;
+  for (size_t k = 0; k < in.operands.size(); ++k) {
+    const Operand& o = in.operands[k];
+    if (!o.is_tile()) continue;
+    const bool write = sp.operands[k].role == Role::write || sp.operands[k].role == Role::read_write;
+    touched.emplace_back(&o.access, write);
+    if (o.access.index) touched.emplace_back(o.access.index.get(), false);
+  }
+  for (auto [a, write] : touched) {
+    const Box box = box_of(*a);
+    for (const Use& u : uses_[a->storage])
+      if ((write || u.write) && u.ready > ready && u.box.overlaps(box)) {
+        ready = u.ready;
+        waits = u.event;
+        cross = out_.events[u.event].engine != engine;
+      }
+  }
+  Event event{position_, engine, 0, 0, 0, 0, 0, waits, 1};
+  if (dma) {
+    int engines = 1;
+    event.busy_ns = cost_.dma(in, engines, event.bytes);
+    // The least busy engines take it; HBM's share of the core is a limit too.
+    std::partial_sort(dma_free_.begin(), dma_free_.begin() + engines, dma_free_.end());
+    const double start = ready + target_.dma_start_ns;
+    const auto id = static_cast<int32_t>(out_.events.size());
+    const Release last = std::max(dma_free_[engines - 1], hbm_free_);
+    if (last.first > start) event.waits_for = last.second;
+    double end = 0;
+    for (int k = 0; k < engines; ++k) {
+      dma_free_[k] = {std::max(start, dma_free_[k].first) + event.busy_ns, id};
+      end = std::max(end, dma_free_[k].first);
+    }
+    dma_busy_ += event.busy_ns * engines;
+    if (target_.hbm_bytes_per_ns > 0) {
+      hbm_free_ = {std::max(hbm_free_.first, start) + static_cast<double>(event.bytes) / target_.hbm_bytes_per_ns, id};
+      end = std::max(end, hbm_free_.first);
+    }
+    event.start_ns = std::max(start, end - event.busy_ns);
+    event.end_ns = end;
+  } else {
+    const double ghz = target_.clock_ghz[e] > 0 ? target_.clock_ghz[e] : 1;
+    double start = cross ? ready + target_.instruction_ns : ready;
+    if (free_at_[e] >= start) {
+      start = free_at_[e];
+      if (last_event_[e] >= 0) event.waits_for = last_event_[e];
+    }
+    event.busy_ns = cost_.cycles(in) / ghz;
+    if (engine == Engine::tensor && target_.pe_warm_ns > 0) {
+      // After idling the array starts at half its rate and ramps up.
+      if (start - free_at_[e] > target_.pe_warm_ns || out_.events.empty()) pe_idle_since_ = start;
+      const double cold = std::max(0.0, pe_idle_since_ + target_.pe_warm_ns - start);
+      event.busy_ns += std::min(event.busy_ns, cold / 2);
+    }
+    event.start_ns = start;
+    event.end_ns = start + event.busy_ns;
+    free_at_[e] = event.end_ns;
+    out_.busy_ns[e] += event.busy_ns;
+    if (in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx) {
+      const Access &a = in.operand(1).access, &b = in.operand(2).access;
+      const double lanes = in.opcode == Opcode::nc_matmul_mx ? 4 : 1;
+      const double rows = in.perf_mode == PerfMode::double_row ? 2 : 1;
+      event.flops = 2.0 * static_cast<double>(a.partitions()) * lanes * static_cast<double>(a.free_size()) *
+                    static_cast<double>(b.free_size()) / rows;
+    }
+  }
+  const auto id = static_cast<int32_t>(out_.events.size());
+  const double visible =
+      dma ? event.end_ns : event.end_ns + target_.access_cycles / std::max(0.5, target_.clock_ghz[e]);
+  for (auto [a, write] : touched) {
+    auto& list = uses_[a->storage];
+    const Box box = box_of(*a);
+    if (write)  // what it covers no later access can see
+      std::erase_if(list, [&](const Use& u) {
+        return u.box.partition_begin >= box.partition_begin && u.box.partition_end <= box.partition_end &&
+               u.box.begin >= box.begin && u.box.end <= box.end;
+      });
+    if (list.size() > 256) list.erase(list.begin(), list.begin() + 128);
+    list.push_back({box, visible, id, write});
+  }
+  last_event_[e] = id;
+  out_.latency_ns = std::max(out_.latency_ns, event.end_ns);
+  out_.events.push_back(event);
 }
+
+}  // namespace
+
+Timeline predict(const Program& program, const Target& target) { return Replay(program, target).run(); }
 
 }  // namespace neuron

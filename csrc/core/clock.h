@@ -33,16 +33,24 @@ struct Event {
   int64_t bytes;      // DMA: moved
   double flops;       // TensorE
   int32_t waits_for;  // event that decided the start; -1: none
-  int32_t core;
+  int64_t times;      // how many of the instruction's runs it stands for
+};
+
+// A loop whose trips are not all on the timeline.
+struct LoopNote {
+  uint32_t source;       // its line
+  int64_t trips, shown;  // trips 0: as many as a register or a tensor says when it runs, which is not known
 };
 
 struct Timeline {
   std::vector<Event> events;
+  std::vector<LoopNote> loops;
   double latency_ns = 0;
   std::array<double, static_cast<int>(Engine::count)> busy_ns{};  // per engine; dma: mean over its engines
 };
 
-// `programs`: one per core; trips[i]: instruction indices in the order they ran (dynamic loops unrolled).
+// Loops run as often as their bounds say, as far as registers are known. Of long ones the first trips are replayed; the
+// others take as long as the later half of those.
 Timeline predict(const Program& program, const Target& target);
 
 }  // namespace neuron

@@ -176,3 +176,95 @@ def test_command_line(tmp_path, python):
 def test_generated_documents_are_current(root, python, document):
     run = python("-m", "torchneuron", "nki", document)
     assert (root / f"docs/{document}.md").read_text() == run.stdout, "run `make docs`"
+
+
+def _repeated(body, trips, device_loop):
+    """A kernel that runs body(x, out, t, i) for i below each of the trips, nested, in Python's loops or the device's."""
+
+    def kernel(x):
+        out, t = nl.ndarray(x.shape, x.dtype, nl.shared_hbm), nl.ndarray((128, x.shape[1]), x.dtype)
+        nisa.memset(t, 0)
+
+        def run(level, i):
+            if level == len(trips):
+                return body(x, out, t, i)
+            count = trips[level](i) if callable(trips[level]) else trips[level]
+            if device_loop:
+                nl.fori_loop(0, count, lambda j: run(level + 1, j))
+            else:
+                for j in range(count):
+                    run(level + 1, j)
+            return None
+
+        run(0, None)
+        nisa.dma_copy(out[0:128], t)
+        return out
+
+    return kernel
+
+
+def _adds(x, out, t, i):
+    nisa.tensor_scalar(t, t, nl.add, 1.0)
+    nisa.activation(t, nl.exp, t)
+
+
+def _moves(x, out, t, i):
+    u = t[0:1]
+    nisa.dma_copy(u, x[nl.ds(i, 1)])
+    nisa.tensor_scalar(u, u, nl.add, 1.0)
+    nisa.dma_copy(out[nl.ds(i, 1)], u)
+
+
+LOOPS = {
+    "one": (_adds, [40]),
+    "none": (_adds, [0]),
+    "places": (_moves, [40]),
+    "nested": (_adds, [5, 7]),
+    "triangle": (_adds, [6, lambda i: i + 1]),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_device_loops_take_the_time_of_their_trips(name):
+    """As the same kernel with its loops unrolled by Python."""
+    body, trips = LOOPS[name]
+    x = np.zeros((256, 512), np.float32)
+    looped, unrolled = (nki.profile(_repeated(body, trips, way), target="trn2")(x) for way in (True, False))
+    assert not looped.notes
+    assert looped.latency_us == pytest.approx(unrolled.latency_us, rel=1e-6)
+    assert looped.engines == pytest.approx(unrolled.engines, rel=1e-6)
+    assert looped.bytes_moved == unrolled.bytes_moved
+    assert [e.name for e in looped.instructions] == [e.name for e in unrolled.instructions]
+    assert max(t for t, _ in looped.sbuf) == pytest.approx(max(t for t, _ in unrolled.sbuf))
+
+
+@pytest.mark.parametrize("trips", [[20_000], [200, 100]])
+def test_long_loops_are_extrapolated(trips):
+    x = np.zeros((256, 512), np.float32)
+    looped, unrolled = (nki.profile(_repeated(_adds, trips, way), target="trn2")(x) for way in (True, False))
+    assert looped.latency_us == pytest.approx(unrolled.latency_us, rel=1e-3)
+    assert looped.engines == pytest.approx(unrolled.engines, rel=1e-3)
+    assert sum(e.times for e in looped.instructions) == len(unrolled.instructions)
+    assert len(looped.instructions) < len(unrolled.instructions) / 3
+    assert f"makes {trips[0]} trips" in " ".join(looped.notes)
+
+
+def test_a_million_trips_are_quickly_told():
+    p = nki.profile(_repeated(_moves, [1_000_000], True), target="trn2")(np.zeros((1 << 20, 64), np.float32))
+    assert p.bytes_moved == 2 * 1_000_000 * 64 * 4 + 128 * 64 * 4 and len(p.instructions) < 20_000
+
+
+def test_loops_whose_trips_depend_on_values_are_noted(tmp_path):
+    @nki.jit
+    def kernel(x):
+        out, t, r = nl.ndarray(x.shape, x.dtype, nl.shared_hbm), nl.load(x), nisa.register_alloc()
+        nisa.register_load(r, t[0:1, 0:1])
+        nl.fori_loop(0, r, lambda i: nisa.tensor_scalar(t, t, nl.add, 1))
+        nisa.dma_copy(out, t)
+        return out
+
+    p = nki.profile(kernel, target="trn2")(np.zeros((8, 8), np.int32))
+    (note,) = p.notes
+    assert "depend on values: 1 are counted" in note and f"{__file__}:" in note
+    p.save_html(tmp_path / "p.html")
+    assert "depend on values" in (tmp_path / "p.html").read_text()

@@ -14,7 +14,8 @@ from .jit import Kernel, jit
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One instruction on the timeline. start, end in µs; bytes moved (DMA) and floating-point operations (TensorE)."""
+    """One run of an instruction on the timeline. start, end in µs; bytes moved (DMA) and floating-point operations
+    (TensorE). times: how many runs it stands for: of a long device loop only the first trips are on the timeline."""
 
     name: str
     engine: str
@@ -24,6 +25,7 @@ class Event:
     bytes: int
     flops: float
     waits_for: int  # index of the event that decided the start; -1: none
+    times: int = 1
 
 
 @dataclasses.dataclass
@@ -31,7 +33,8 @@ class Profile:
     """Prediction of a kernel on a target.
 
     latency_us: first start to last end. engines: share of the latency in which each engine is busy (dma: mean of its
-    engines). instructions: in program order. sbuf: (time µs, live bytes per partition) steps.
+    engines). instructions: in the order in which they run. sbuf: (time µs, live bytes per partition) steps. notes: on
+    loops of which not all trips are on the timeline.
     """
 
     kernel: str
@@ -41,16 +44,17 @@ class Profile:
     instructions: list[Event]
     sbuf: list[tuple[float, int]]
     sbuf_bytes: int
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def bytes_moved(self) -> int:
         """Bytes that DMA moves."""
-        return sum(i.bytes for i in self.instructions)
+        return sum(i.bytes * i.times for i in self.instructions)
 
     @property
     def flops(self) -> float:
         """Floating-point operations of TensorE."""
-        return sum(i.flops for i in self.instructions)
+        return sum(i.flops * i.times for i in self.instructions)
 
     @property
     def critical_path(self) -> list[Event]:
@@ -89,7 +93,7 @@ class Profile:
         for e in self.instructions:
             events.append(
                 {"ph": "X", "pid": 1, "tid": tracks[e.engine], "name": e.name, "ts": e.start, "dur": e.end - e.start,
-                 "args": {"location": e.location, "bytes": e.bytes, "flops": e.flops}}
+                 "args": {"location": e.location, "bytes": e.bytes, "flops": e.flops, "times": e.times}}
             )  # fmt: skip
         for time, live in self.sbuf:
             events.append({"ph": "C", "pid": 1, "name": "SBUF bytes per partition", "ts": time, "args": {"live": live}})
@@ -104,8 +108,9 @@ class Profile:
 
 def profile(kernel: Kernel | Callable, target: str | None = None, core: int = 0) -> Callable[..., Profile]:
     """profile(kernel, target="trn2")(*args): the kernel's predicted timeline for these arguments (shapes and types
-    count, values do not). target: trn1, trn2, trn3; default as in nki.simulate. core: which core of a launch on two;
-    time that it waits for the other is not in the prediction."""
+    count, values do not: a loop whose trips depend on them is counted once, and noted). target: trn1, trn2, trn3;
+    default as in nki.simulate. core: which core of a launch on two; time that it waits for the other is not in the
+    prediction."""
     kernel = jit(kernel)
     hardware = targets.get(target) if target else targets.default()
     if not 0 <= core < kernel.lnc:
@@ -114,32 +119,43 @@ def profile(kernel: Kernel | Callable, target: str | None = None, core: int = 0)
     def run(*args: object, **kwargs: object) -> Profile:
         traced = kernel._trace(args, kwargs, hardware, runs=False)
         session, program = traced.sessions[core], traced.programs[core]
-        latency, busy, raw = _core.predict(program, hardware.model())
+        latency, busy, raw, loops = _core.predict(program, hardware.model())
         events = [
             Event(program.name(index), engine, start / 1e3, end / 1e3, session.locate(program.source(index)), moved,
-                  flops, waits)
-            for index, engine, start, end, _, moved, flops, waits in raw
+                  flops, waits, times)
+            for index, engine, start, end, moved, flops, waits, times in raw
         ]  # fmt: skip
-        at = {row[0]: row[2] / 1e3 for row in raw}
+        last = {row[0]: row[2] / 1e3 for row in raw}
+        first = {row[0]: row[2] / 1e3 for row in reversed(raw)}
+        notes = {_note(session.locate(source), trips, shown): None for source, trips, shown in loops}
         return Profile(
             kernel=kernel.__name__,
             target=hardware.name,
             latency_us=latency / 1e3,
             engines={name: ns / latency if latency else 0.0 for name, ns in busy.items()},
             instructions=events,
-            sbuf=_live_steps(program, at),
+            sbuf=_live_steps(program, first, last),
             sbuf_bytes=hardware.sbuf_bytes,
+            notes=list(notes),
         )
 
     return run
 
 
-def _live_steps(program: _core.Program, at: dict[int, float]) -> list[tuple[float, int]]:
-    """(time, live bytes per partition) whenever it changes. at: start of each instruction by index."""
+def _note(where: str, trips: int, shown: int) -> str:
+    if trips:
+        return f"the loop at {where} makes {trips} trips: {shown} are on the timeline, the others take as long as these"
+    return f"the trips of the loop at {where} depend on values: {shown} are counted"
+
+
+def _live_steps(
+    program: _core.Program, first_start: dict[int, float], last_start: dict[int, float]
+) -> list[tuple[float, int]]:
+    """(time, live bytes per partition) whenever it changes. first_start, last_start: of each instruction by index."""
     steps: dict[float, int] = {}
     for first, last, size, _ in program.live_bytes(_core.MEMORIES["sbuf"]):
-        steps[at.get(first - 1, 0.0)] = steps.get(at.get(first - 1, 0.0), 0) + size
-        end = at.get(last - 1, 0.0)
+        start, end = first_start.get(first - 1, 0.0), last_start.get(last - 1, 0.0)
+        steps[start] = steps.get(start, 0) + size
         steps[end] = steps.get(end, 0) - size
     live, out = 0, []
     for time in sorted(steps):

@@ -56,4 +56,5 @@ def summary(p: Profile, roof: dict[str, float]) -> str:
         f"Predicted latency {p.latency_us:.2f} µs; {p.bytes_moved / 1e6:.3f} MB moved by DMA; "
         f"{p.flops / 1e9:.3f} GFLOP on TensorE: {roof['achieved_tflops']:.2f} of {roof['attainable_tflops']:.2f} "
         f"attainable TFLOP/s at {roof['intensity']:.1f} FLOP/byte ({bound}-bound; balance {roof['balance']:.0f})."
+        + "".join(f" Note: {note}." for note in p.notes)
     )
