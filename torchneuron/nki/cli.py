@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from ..perf import targets
 from . import dtypes
+from .arrays import is_array
 from .jit import Kernel, simulate
 from .profile import Profile, profile
 from .report import summary
@@ -52,7 +56,24 @@ def main(arguments: list[str]) -> int:
     c.add_argument("files", type=Path, nargs="+", help="Python files with kernels")
     c.set_defaults(handler=_lint)
     args = parser.parse_args(arguments)
+    if getattr(args, "core", 0) >= getattr(args, "lnc", 2):
+        parser.error(f"--core {args.core}: the launch has one core; two with --lnc 2")
     return args.handler(args)
+
+
+@contextlib.contextmanager
+def _kernel_code(path: Path) -> Iterator[None]:
+    """What a kernel's file raises ends the command with a traceback of its own lines."""
+    try:
+        yield
+    except SystemExit as e:
+        sys.exit(f"{path} ends the program when it is imported (SystemExit: {e.code})")
+    except Exception as e:
+        package = str(Path(__file__).resolve().parents[1])
+        frames = [f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith((package, "<frozen "))]
+        head = ["Traceback (most recent call last):\n"] if frames else []
+        lines = [*head, *traceback.format_list(frames), *traceback.format_exception_only(e)]
+        sys.exit("".join(lines).rstrip())
 
 
 def _lint(args: argparse.Namespace) -> int:
@@ -84,14 +105,20 @@ def _fidelity(args: argparse.Namespace) -> int:
 
 def load_kernel(path: Path, name: str | None) -> tuple[Kernel, object]:
     """The kernel of a Python file, and the module. SystemExit with the reason if there is none or more than one."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or not path.exists():
+    module_name = f"nki_file_{path.stem}"  # not numpy, if the file is numpy.py
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or not path.is_file():
         sys.exit(f"no Python file {path}")
+    try:
+        compile(path.read_bytes(), path, "exec")
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as e:
+        sys.exit(f"{path} cannot be read as Python: {e}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    sys.modules[module_name] = module
+    with _kernel_code(path):
+        spec.loader.exec_module(module)
     kernels = {k: v for k, v in vars(module).items() if isinstance(v, Kernel)}
-    if name is None and len(kernels) == 1:
+    if name is None and len(set(map(id, kernels.values()))) == 1:
         return next(iter(kernels.values())), module
     if name not in kernels:
         sys.exit(f"{path} has the kernels {', '.join(kernels) or '(none)'}; choose one with --kernel")
@@ -118,34 +145,64 @@ def _parsed(text: str, rng: np.random.Generator) -> object:
         sys.exit(f"--input {text} is neither a number nor SHAPE:DTYPE as 128x512:bfloat16 ({e})")
 
 
-def _inputs(args: argparse.Namespace, module: object) -> tuple:
+def _inputs(args: argparse.Namespace, module: object) -> tuple[tuple, dict]:
+    """The arguments by place and by name."""
     if args.input:
         rng = np.random.default_rng(0)
-        return tuple(_parsed(i, rng) for i in args.input)
+        return tuple(_parsed(i, rng) for i in args.input), {}
     example = getattr(module, "example_inputs", None)
-    if example is None:
-        sys.exit("give the arguments with --input, or define example_inputs() in the file")
-    return tuple(example())
+    if not callable(example):
+        sys.exit(f"give the arguments with --input, or define a function example_inputs() in {args.file}")
+    with _kernel_code(args.file):
+        given = example()
+    if isinstance(given, dict):
+        return (), given
+    if is_array(given):
+        return (given,), {}
+    if not isinstance(given, (tuple, list)):
+        sys.exit(f"example_inputs() of {args.file} returns {type(given).__name__}: it must be a tuple, list or dict")
+    return tuple(given), {}
+
+
+def _arrays(result: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """The arrays of a result and how to get each: "0" for result[0], "a, 1" for result["a"][1]."""
+    if result is None:
+        return
+    if is_array(result):
+        yield name or "0", result
+        return
+    for k, v in result.items() if isinstance(result, dict) else enumerate(result):
+        yield from _arrays(v, f"{name}, {k}" if name else str(k))
 
 
 def _run(args: argparse.Namespace) -> int:
     kernel, module = load_kernel(args.file, args.kernel)
-    result = simulate(kernel[args.lnc]).run_steps(_inputs(args, module), {}, targets.get(args.target))
-    for i, r in enumerate(result if isinstance(result, (list, tuple)) else [result]):
-        print(f"output {i}: shape {tuple(r.shape)}, dtype {r.dtype}\n{r}")
+    given, named = _inputs(args, module)
+    with _kernel_code(args.file):
+        result = simulate(kernel[args.lnc]).run_steps(given, named, targets.get(args.target))
+    for name, r in (outputs := list(_arrays(result))):
+        print(f"output {name}: shape {tuple(r.shape)}, dtype {r.dtype}\n{r}")
+    if not outputs:
+        print("the kernel returns nothing")
     return 0
 
 
 def _profile(args: argparse.Namespace) -> int:
     kernel, module = load_kernel(args.file, args.kernel)
-    inputs = _inputs(args, module)
-    profiles = [profile(kernel[args.lnc], target=t, core=args.core)(*inputs) for t in args.target or targets.NAMES]
+    given, named = _inputs(args, module)
+    with _kernel_code(args.file):
+        profiles = [
+            profile(kernel[args.lnc], target=t, core=args.core)(*given, **named) for t in args.target or targets.NAMES
+        ]
     print(table(profiles))
     for p in profiles:
         print(f"{p.target}: {summary(p, p.roofline())}")
     for path, save in ((args.html, Profile.save_html), (args.perfetto, Profile.save_perfetto)):
         if path is not None:
-            save(profiles[-1], path)
+            try:
+                save(profiles[-1], path)
+            except OSError as e:
+                sys.exit(f"{path} cannot be written: {e.strerror}")
             print(f"wrote {path} ({profiles[-1].target})")
     return 0
 

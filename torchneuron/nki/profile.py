@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .. import _core
 from ..perf import targets
+from . import errors
 from .jit import Kernel, jit
 
 
@@ -117,7 +118,12 @@ def profile(kernel: Kernel | Callable, target: str | None = None, core: int = 0)
         raise ValueError(f"{kernel.__name__} is launched on {kernel.lnc} core(s), there is no core {core}")
 
     def run(*args: object, **kwargs: object) -> Profile:
-        traced = kernel._trace(args, kwargs, hardware, runs=False)
+        try:
+            traced = kernel._trace(args, kwargs, hardware, runs=False)
+        except errors.DataDependentError as e:
+            raise errors.NkiError(
+                f"the time of {kernel.__name__} depends on values and cannot be predicted: {e}"
+            ) from e
         session, program = traced.sessions[core], traced.programs[core]
         latency, busy, raw, loops = _core.predict(program, hardware.model())
         events = [
