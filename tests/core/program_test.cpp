@@ -211,3 +211,98 @@ TEST(the_clock_keeps_order_and_overlaps_engines) {
   const double rows = 128.0 / 16 * (2048 / 20.0);  // 8 rows of 2 KiB on each of 16 engines
   CHECK(std::fabs(line.events[0].end_ns - 1300 - rows) < 1);
 }
+
+namespace {
+
+Instruction loop(Opcode opcode, int reg, Bound start = {}, Bound stop = {}) {
+  Instruction in;
+  in.opcode = opcode;
+  in.reg = reg;
+  in.start = start;
+  in.stop = stop;
+  in.step.value = 1;
+  return in;
+}
+
+// A kernel that adds 1 to a tile in a device loop of so many trips, the number by registers: stop = 2 * a + b.
+struct Counter {
+  Builder b;
+  uint32_t out, t;
+  Counter(int64_t a, int64_t extra, bool clear = true) {
+    out = b.storage(Memory::shared_hbm, 1, 4, true);
+    t = b.storage(Memory::sbuf, 1, 4);
+    const int x = b.program.add_register(), y = b.program.add_register(), sum = b.program.add_register(),
+              i = b.program.add_register();
+    b.program.append(loop(Opcode::register_move, x, {-1, a}));
+    b.program.append(loop(Opcode::register_move, y, {-1, extra}));
+    b.program.append(loop(Opcode::register_move, sum, {x, 0, 2}, {y, 0}));
+    if (clear) b.add(Opcode::memset, {Builder::tile(t, 1, 4)});
+    b.program.append(loop(Opcode::loop_begin, i, {}, {sum}));
+    if (clear)
+      b.add(Opcode::tensor_scalar, {Builder::tile(t, 1, 4), Builder::tile(t, 1, 4), Builder::number(1)});
+    else
+      b.add(Opcode::memset, {Builder::tile(t, 1, 4)});
+    b.program.append(loop(Opcode::loop_end, i));
+    b.add(Opcode::dma_copy, {Builder::tile(out, 1, 4), Builder::tile(t, 1, 4)});
+    b.program.seal();
+  }
+  float run() {
+    std::array<float, 4> memory{};
+    Core core(b.program);
+    core.bind(out, memory.data());
+    core.run();
+    return memory[3];
+  }
+};
+
+}  // namespace
+
+TEST(loops_run_as_often_as_registers_say) {
+  CHECK_EQ(Counter(3, 4).run(), 10.0f);
+  CHECK_EQ(Counter(-1, 2).run(), 0.0f);
+  const Timeline line = predict(Counter(3, 4).b.program, Target());
+  CHECK_EQ(line.events.size(), size_t{12});  // memset, 10 sums, copy
+  CHECK(line.loops.empty());
+}
+
+TEST(the_clock_extrapolates_long_loops) {
+  Target target;
+  target.clock_ghz.fill(1.0);
+  target.access_cycles = 0;
+  const Timeline line = predict(Counter(50000, 0).b.program, target);
+  CHECK(line.events.size() < 10000);
+  int64_t sums = 0;
+  for (const Event& e : line.events) sums += e.times;
+  CHECK_EQ(sums, 100002);
+  CHECK_EQ(line.loops.size(), size_t{1});
+  CHECK_EQ(line.loops[0].trips, 100000);
+  CHECK(std::fabs(line.latency_ns / 100000 - 64) < 1);  // one after the other, at least 64 cycles each
+}
+
+TEST(a_loop_without_a_trip_writes_nothing) {
+  CHECK_EQ(Counter(1, 0, false).run(), 0.0f);
+  CHECK_THROWS(Counter(0, 0, false).run(), UninitialisedRead);
+}
+
+TEST(indices_are_checked) {
+  Builder b;
+  const auto h = b.storage(Memory::shared_hbm, 8, 4, true), t = b.storage(Memory::sbuf, 8, 4);
+  const auto i = b.storage(Memory::sbuf, 4, 1), f = b.storage(Memory::sbuf, 8, 1);
+  const auto rows = [&](uint32_t storage, int64_t n, Dtype dtype) {
+    Operand o = Builder::tile(h, 8, 4);
+    o.access.indexing = Access::Indexing::rows;
+    o.access.index_stride = 4;
+    o.access.index_limit = 8;
+    auto index = std::make_shared<Access>(Builder::tile(storage, n, 1).access);
+    index->dtype = dtype;
+    o.access.index = index;
+    return o;
+  };
+  const auto copy = [&](Operand from) { b.add(Opcode::dma_copy, {Builder::tile(t, 8, 4), std::move(from)}); };
+  CHECK_THROWS(copy(rows(f, 8, Dtype::float32)), ValidationError);  // no integers
+  CHECK_THROWS(copy(rows(i, 4, Dtype::int32)), ValidationError);    // too few
+  CHECK_THROWS(copy(rows(i, 8, Dtype::int32)), OutOfBounds);        // beyond their buffer
+  Operand far = Builder::tile(h, 8, 4);
+  far.access.offset = int64_t{1} << 62;
+  CHECK_THROWS(copy(far), ValidationError);
+}
