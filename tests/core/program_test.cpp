@@ -269,6 +269,7 @@ TEST(the_clock_extrapolates_long_loops) {
   Target target;
   target.clock_ghz.fill(1.0);
   target.access_cycles = 0;
+  target.dma_bytes_per_ns = 20;
   const Timeline line = predict(Counter(50000, 0).b.program, target);
   CHECK(line.events.size() < 10000);
   int64_t sums = 0;
