@@ -219,15 +219,10 @@ std::shared_ptr<const KernelLaunch> read_launch(const py::object& given) {
   }
   launch->buffers = given["buffers"].cast<std::vector<std::pair<int64_t, bool>>>();
   for (auto r : given["results"].cast<py::sequence>()) {
-    KernelLaunch::Result result{r["argument"].cast<int>(), 0, at::kByte, {}, {}, 0};
-    if (result.argument < 0) {
-      result.buffer = r["buffer"].cast<size_t>();
-      result.dtype = reinterpret_cast<THPDtype*>(py::object(r["dtype"]).ptr())->scalar_type;
-      result.sizes = r["sizes"].cast<std::vector<int64_t>>();
-      result.strides = r["strides"].cast<std::vector<int64_t>>();
-      result.offset = r["offset"].cast<int64_t>();
-    }
-    launch->results.push_back(std::move(result));
+    launch->results.push_back({r["buffer"].cast<size_t>(),
+                               reinterpret_cast<THPDtype*>(py::object(r["dtype"]).ptr())->scalar_type,
+                               r["sizes"].cast<std::vector<int64_t>>(), r["strides"].cast<std::vector<int64_t>>(),
+                               r["offset"].cast<int64_t>()});
   }
   launch->keep = keep_alive(given["keep"]);
   return launch;

@@ -62,8 +62,7 @@ void KernelStep::run(Frame& frame) const {
               " results, the compiled graph expects ", outs.size(), ".");
   for (size_t i = 0; i < outs.size(); i++) {
     const KernelLaunch::Result& r = launch->results[i];
-    frame.set(outs[i], r.argument >= 0 ? tensors[r.argument].clone()
-                                       : at::as_strided(buffers[r.buffer].view(r.dtype), r.sizes, r.strides, r.offset));
+    frame.set(outs[i], at::as_strided(buffers[r.buffer].view(r.dtype), r.sizes, r.strides, r.offset));
   }
 }
 

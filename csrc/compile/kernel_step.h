@@ -12,7 +12,6 @@ namespace neuron {
 // A kernel traced for one signature, its memory and its results.
 struct KernelLaunch {
   struct Result {
-    int argument;  // the tensor that is returned (its copy, as operators return no arguments), or -1
     size_t buffer;
     at::ScalarType dtype;
     std::vector<int64_t> sizes, strides;

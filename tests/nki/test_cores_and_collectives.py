@@ -405,3 +405,29 @@ def test_errors_of_the_second_core_name_its_line(way):
     with pytest.raises(nki.NkiOutOfBoundsError) as caught:
         way(kernel)[2](np.ones((8, 8), F32))
     assert f"{__file__}:{kernel.__code__.co_firstlineno + 5}" in str(caught.value)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["", "both"])
+def test_shared_tensors_are_the_same_on_all_cores(name, way):
+    def kernel(x):
+        columns = 8 + 8 * nl.program_id()
+        return nl.ndarray((2, columns), nl.float32, nl.shared_hbm, name=name)
+
+    with pytest.raises(nki.NkiValidationError, match="128 bytes here and 64 on another core") as caught:
+        way(kernel)[2](np.ones((2, 2), F32))
+    assert str(caught.value).count(f"{__file__}:") == 2  # both allocations
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cores", [1, 2])
+def test_one_name_twice_is_two_tensors(cores, way):
+    def kernel(x):
+        small, large = (nl.ndarray((2, n), nl.float32, nl.shared_hbm, name="same") for n in (8, 4000))
+        if nl.program_id() == 0:
+            nl.store(small, 7.0)
+            nl.store(large, 1.0)
+        return small, large
+
+    small, large = way(kernel)[cores](np.ones((2, 2), F32))
+    assert (small == 7).all() and (large == 1).all() and large.shape == (2, 4000)

@@ -510,3 +510,24 @@ def test_tensors_that_no_memory_holds(columns, buffer, way):
 
     with pytest.raises(nki.NkiCapacityError, match="bytes: no chip has so many"):
         way(kernel)(X)
+
+
+BAD_RESULTS = {
+    "backwards": (lambda x: saved(nl.load(x)).ap([[-4, 2], [1, 4]], offset=4), "no tensors of strides"),
+    "on chip": (lambda x: nl.load(x), "returns HBM tensors"),
+    "outside": (lambda x: saved(nl.load(x)).ap([[4, 3], [1, 4]]), "elements 0 to 11 of .*, which has 8"),
+    "before": (lambda x: x.ap([[4, 2], [1, 4]], offset=-1), "elements -1 to 6"),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("name", BAD_RESULTS)
+def test_results_that_are_no_tensors_name_the_kernel(name, way):
+    statement, message = BAD_RESULTS[name]
+
+    def kernel(x):
+        return statement(x)
+
+    with pytest.raises(nki.NkiError, match=message) as caught:
+        way(kernel)(torch.ones(2, 4))
+    assert f"({__file__}:{kernel.__code__.co_firstlineno})" in str(caught.value) and "kernel: " in str(caught.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copy
 import ctypes
 import dataclasses
@@ -10,12 +12,11 @@ import functools
 import math
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from . import dtypes, errors
-from .ops import Op
 from .session import new_bytes
 from .tensor import NkiTensor
 
@@ -39,20 +40,13 @@ def is_fake(x: object) -> bool:
     return isinstance(x, FakeTensor) or x.device.type == "meta"
 
 
-def holds_fake(x: object) -> bool:
-    """Is x a tensor without data, or a tuple, list or dict with one?"""
-    if isinstance(x, (tuple, list)):
-        return any(map(holds_fake, x))
-    return any(map(holds_fake, x.values())) if isinstance(x, dict) else is_fake(x)
-
-
 def is_array(x: object) -> bool:
     return isinstance(x, np.ndarray) or is_torch(x)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Input:
-    """An array argument. memory: its bytes, contiguous; `restore` writes them back where they are a copy."""
+    """An array argument. memory: its values, contiguous; `finish_write` writes them back where they are a copy."""
 
     array: object
     shape: tuple[int, ...]
@@ -60,29 +54,101 @@ class Input:
     pointer: int
     memory: object
     is_copy: bool
-    grad: str = ""  # why autograd must not lose sight of the tensor; empty: it does not look
 
-    def check_writable(self, number: int) -> None:
-        """ValueError if the kernel, which writes this argument, cannot; RuntimeError, as for operators in place, if
-        autograd follows it."""
-        if isinstance(self.array, np.ndarray) and not self.array.flags.writeable:
-            raise ValueError(f"the kernel writes its argument {number} (of the arrays, from 0), which is read-only")
-        if self.grad:
-            raise RuntimeError(
-                f"a {self.grad} that requires grad is being used in an in-place operation: the kernel writes its "
-                f"argument {number} (of the arrays, from 0). Call it under torch.no_grad(), or make it an operator "
-                "with nki_op and register_autograd"
-            )
-
-    def written(self) -> None:
-        """After the kernel has written it."""
-        if not is_torch(self.array):
+    def finish_write(self) -> None:
+        """Called when a kernel has written `memory`."""
+        if isinstance(self.array, np.ndarray):
             if self.is_copy:
                 self.array[...] = self.memory
-        elif self.is_copy:
-            self.array.copy_(self.memory)
-        elif not self.array.is_inference():
-            _torch().autograd.graph.increment_version(self.array)
+            return
+        torch, seen = _torch(), self.array.detach()  # which has the version counter of the caller's tensor
+        if self.is_copy:
+            seen.copy_(self.memory)
+        elif not seen.is_inference():
+            torch.autograd.graph.increment_version(seen)
+
+
+def is_writable(x: object) -> bool:
+    """May a kernel write x? Not what is read-only, and not what autograd follows: kernels have no gradient."""
+    if isinstance(x, np.ndarray):
+        return x.flags.writeable
+    return not (x.requires_grad and _torch().is_grad_enabled())
+
+
+def check_writable(x: object, number: int, kernel: str) -> None:
+    """ValueError, or RuntimeError as PyTorch has it, if a kernel, which writes its array `number`, may not; NkiError in
+    an operator that does not declare it."""
+    which = f"{kernel} writes its argument {number} (of the arrays, from 0)"
+    if isinstance(x, np.ndarray):
+        if not is_writable(x):
+            raise ValueError(f"{which}, which is read-only")
+        return
+    for operator, storages in _protected.get():
+        if x.untyped_storage()._cdata in storages:
+            raise errors.NkiError(
+                f"{which}: in {operator} it must be an operator that says so, "
+                'torch_neuronx.nki_op("namespace::name", mutates_args=...)'
+            )
+    if is_writable(x):
+        return
+    if x.is_leaf:
+        raise RuntimeError(
+            f"a leaf Variable that requires grad is being used in an in-place operation: {which}; call it under "
+            "torch.no_grad() or with a detached tensor"
+        )
+    raise RuntimeError(
+        f"{which}, which requires grad, and kernels have no gradient: call it under torch.no_grad(), or give it one by "
+        "torch_neuronx.nki_op and register_autograd"
+    )
+
+
+_protected: contextvars.ContextVar[tuple] = contextvars.ContextVar("protected", default=())
+
+
+@contextlib.contextmanager
+def protect(operator: str, fixed: Iterable[object], changed: Iterable[object] = ()) -> Iterator[None]:
+    """Inside, kernels may not write the memory of the tensors `fixed`, but for that of `changed`: NkiError names the
+    operator, which does not declare it."""
+    fixed, changed = ({t.untyped_storage()._cdata for t in tensors} for tensors in (fixed, changed))
+    token = _protected.set((*_protected.get(), (operator, fixed - changed)))
+    try:
+        yield
+    finally:
+        _protected.reset(token)
+
+
+class _Places:
+    """A torch tensor's memory for NumPy, whatever its device and type."""
+
+    def __init__(self, x: object) -> None:
+        size = x.element_size()
+        self.__array_interface__ = {
+            "data": (x.data_ptr(), True),
+            "shape": tuple(x.shape),
+            "strides": tuple(s * size for s in x.stride()),
+            "typestr": f"|V{size}",
+            "version": 3,
+        }
+
+
+def share_memory(x: object, y: object) -> bool:
+    """Do two arrays have a byte in common?"""
+    return np.shares_memory(*(a if isinstance(a, np.ndarray) else np.asarray(_Places(a)) for a in (x, y)))
+
+
+def _same(x: object, y: object) -> bool:
+    """Are two arrays the same memory, seen in the same way?"""
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        if type(x) is not type(y) or x.ctypes.data != y.ctypes.data or x.strides != y.strides:
+            return False
+    elif x.data_ptr() != y.data_ptr() or x.stride() != y.stride() or x.is_neg() != y.is_neg():
+        return False
+    return (x.shape, x.dtype, is_writable(x)) == (y.shape, y.dtype, is_writable(y))
+
+
+def firsts(given: Sequence[object]) -> list[int]:
+    """For each array the number of the first one that is the same memory, seen in the same way."""
+    return [next(j for j, y in enumerate(given) if y is x or _same(x, y)) for x in given]
 
 
 def sizes(x: object) -> tuple[int, ...]:
@@ -93,92 +159,40 @@ def sizes(x: object) -> tuple[int, ...]:
     return shape
 
 
-def signature(x: object) -> tuple:
-    """What of an array a traced kernel depends on."""
-    return (sizes(x), str(x.dtype))
+def as_input(x: object, step: bool = False) -> Input:
+    """x as kernel memory: itself where it is contiguous, of this machine's byte order and not negated, else a copy.
 
-
-def as_input(x: object) -> Input:
-    """x as kernel memory: itself where it is contiguous, writable and of this machine's byte order, else a copy."""
+    step: a kernel that writes it shows that when it ends, so what may not be written is a copy too.
+    """
     shape, t = sizes(x), dtypes.dtype(x.dtype)
+    private = step and not is_writable(x)
     if isinstance(x, np.ndarray):
-        as_it_is = x.flags.c_contiguous and x.flags.writeable and x.dtype.isnative
+        as_it_is = x.flags.c_contiguous and x.dtype.isnative and not private
         memory = x if as_it_is else np.array(x, x.dtype.newbyteorder("="), order="C", copy=True)
         return Input(x, shape, t, memory.ctypes.data, memory, memory is not x)
-    torch = _torch()
     detached = x.detach()
-    memory = detached.resolve_conj().resolve_neg().contiguous()
+    memory = detached.clone() if private else detached
+    memory = memory.resolve_neg().contiguous()
     if memory.device.type == "neuron":  # what its stream still holds comes first, as for every operator
-        torch.neuron.current_stream(memory.device).synchronize()
-    followed = x.requires_grad and torch.is_grad_enabled() and not _below_autograd(x)
-    grad = ("leaf Variable" if x.is_leaf else "tensor") if followed else ""
-    return Input(detached, shape, t, memory.data_ptr(), memory, memory.data_ptr() != detached.data_ptr(), grad)
+        _torch().neuron.current_stream(memory.device).synchronize()
+    return Input(x, shape, t, memory.data_ptr(), memory, memory.data_ptr() != detached.data_ptr())
 
 
-def _below_autograd(x: object) -> bool:
-    """Is this inside an operator, for which autograd has done its part?"""
-    torch = _torch()
-    key = torch._C.DispatchKey.AutogradCPU if x.device.type == "cpu" else torch._C.DispatchKey.AutogradPrivateUse1
-    return torch._C._dispatch_tls_local_exclude_set().has(key)
-
-
-def inputs(args: object, given: list[Input]) -> object:
-    """args with Inputs in place of arrays, which are appended to `given`: one for what is the same memory."""
-    known: dict[tuple, Input] = {}
-
-    def swap(x: object) -> Input:
-        place = x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
-        strides = x.strides if isinstance(x, np.ndarray) else x.stride()
-        same = (place, tuple(x.shape), tuple(strides), str(x.dtype), is_torch(x) and x.is_neg())
-        found = known.get(same)
-        if found is None:
-            found = known[same] = as_input(x)
-        given.append(found)
-        return found
-
-    return replace(args, swap)
-
-
-def aliases(given: list[Input]) -> tuple[int, ...]:
-    """For each argument the first one with its memory."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(id(x), i) for i, x in enumerate(given))
-
-
-def overlap(given: list[Input], written: Iterable[int]) -> tuple[int, int] | None:
-    """A written argument and another one that share a part of their memory but are not the same."""
-    for i in written:
-        for j, other in enumerate(given):
-            if other is not given[i] and _share(given[i].array, other.array):
-                return i, j
-    return None
-
-
-def _share(a: object, b: object) -> bool:
-    a, b = _as_bytes(a), _as_bytes(b)
-    if not np.may_share_memory(a, b):
-        return False
-    try:
-        return np.shares_memory(a, b, max_work=100_000)
-    except np.exceptions.TooHardError:
-        return True
-
-
-def _as_bytes(x: object) -> np.ndarray:
-    """An array that lies where x does; only for its place."""
-    if isinstance(x, np.ndarray):
-        return x
-    size = x.element_size()
-    extent = sum((n - 1) * s for n, s in zip(x.shape, x.stride())) + 1
-    raw = np.ctypeslib.as_array((ctypes.c_uint8 * (extent * size)).from_address(x.data_ptr()))
-    elements = raw.view(np.dtype((np.void, size)))
-    return np.lib.stride_tricks.as_strided(elements, tuple(x.shape), [s * size for s in x.stride()])
+def as_fake_input(x: object) -> Input:
+    """An argument of a kernel that is not run, as there are tensors without data."""
+    memory = x.detach().resolve_neg().contiguous() if is_torch(x) else x
+    return Input(x, sizes(x), dtypes.dtype(x.dtype), 0, memory, False)
 
 
 class Output:
     """A result: a view of one of the kernel's HBM tensors."""
 
-    def __init__(self, t: NkiTensor) -> None:
+    def __init__(self, t: NkiTensor, for_torch: bool) -> None:
+        if for_torch and any(s < 0 for s in t.strides):
+            raise errors.NkiValidationError(
+                f"PyTorch has no tensors of strides {t.strides}, as the returned view of {t.name} has: copy it into a "
+                "tensor of its own"
+            )
         if t.on_chip:
             raise errors.NkiValidationError(f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}")
         if t.is_indirect():
@@ -197,21 +211,25 @@ class Output:
             )
 
 
-def bytes_of(x: Input) -> object:
-    """The memory of an argument as bytes."""
-    return x.memory.reshape(-1).view(_torch().uint8 if is_torch(x.memory) else np.uint8)
+def bytes_of(memory: object) -> object:
+    """A contiguous array as bytes."""
+    return memory.reshape(-1).view(_torch().uint8 if is_torch(memory) else np.uint8)
 
 
-def new_memory(like: object, size: int, cleared: bool) -> tuple[object, int]:
-    """Bytes, 0 if `cleared`, of the same kind and device as `like` (None: NumPy), and their address."""
+def new_memory(like: object, size: int, cleared: bool, values: np.ndarray | None = None) -> tuple[object, int]:
+    """Bytes, 0 if `cleared`, or `values`, of the same kind and device as `like` (None: NumPy), and their address."""
     if is_torch(like):
         torch = _torch()
         memory = torch.empty(size, dtype=torch.uint8, device=like.device)
-        if cleared:  # now, not when the stream comes to it
-            ctypes.memset(memory.data_ptr(), 0, size)
-        return memory, memory.data_ptr()
-    memory = new_bytes(size, cleared)
-    return memory, memory.ctypes.data
+        address = memory.data_ptr()
+    else:
+        memory = new_bytes(size, False)
+        address = memory.ctypes.data
+    if values is not None:  # now, not when the stream comes to it
+        ctypes.memmove(address, values.ctypes.data, size)
+    elif cleared:
+        ctypes.memset(address, 0, size)
+    return memory, address
 
 
 def torch_dtype(t: dtypes.DType) -> object:
@@ -223,26 +241,15 @@ def torch_dtype(t: dtypes.DType) -> object:
     return found
 
 
-def as_fake(output: Output, like: object) -> object:
-    """The output as a tensor without data."""
-    return like.new_empty_strided(output.shape, _strides(output), dtype=torch_dtype(output.dtype))
-
-
-def _strides(output: Output) -> tuple[int, ...]:
-    if min(output.strides, default=0) < 0:
-        raise errors.NkiValidationError(
-            f"a torch tensor has no negative strides: a kernel returns a view with strides {output.strides}"
-        )
-    return output.strides
+def memory_like(memory: np.ndarray, like: object) -> object:
+    """Bytes as those of `like`."""
+    return _torch().from_numpy(memory).to(like.device) if is_torch(like) else memory
 
 
 def as_result(output: Output, memory: object, like: object) -> object:
-    """The output as an array like `like`. memory: bytes (NumPy or torch) of its storage."""
+    """The output as an array like `like`. memory: bytes of its storage, of the same kind."""
     if is_torch(like):
-        torch = _torch()
-        if isinstance(memory, np.ndarray):
-            memory = torch.from_numpy(memory).to(like.device)
-        return torch.as_strided(memory.view(torch_dtype(output.dtype)), output.shape, _strides(output), output.offset)
+        return _torch().as_strided(memory.view(torch_dtype(output.dtype)), output.shape, output.strides, output.offset)
     t = dtypes.numpy_dtype(output.dtype)
     if not memory.size:
         return np.empty(output.shape, t)
@@ -262,78 +269,116 @@ def replace(value: object, swap: Callable[[object], object]) -> object:
         return type(value)(replace(v, swap) for v in value)
     if isinstance(value, dict):
         return {k: replace(v, swap) for k, v in value.items()}
-    fields = getattr(value, "__dict__", None)
-    if not fields or not _holds_array(value):
+    if not _holds_array(value):
         return value
     clone = copy.copy(value)
-    for k, v in fields.items():
+    for k, v in _attributes(value).items():
         object.__setattr__(clone, k, replace(v, swap))
     return clone
+
+
+def found(*values: object) -> list[object]:
+    """The arrays in `values`, in the order of `replace`."""
+    result: list[object] = []
+    replace(values, result.append)
+    return result
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """What an object holds, by name."""
+    found = dict(getattr(value, "__dict__", ()))
+    found.update((name, getattr(value, name)) for name in _slots(type(value)) if hasattr(value, name))
+    return found
+
+
+@functools.cache
+def _slots(kind: type) -> tuple[str, ...]:
+    declared = [c.__dict__.get("__slots__", ()) for c in kind.__mro__ if c.__module__ != "builtins"]
+    names = [n for slots in declared for n in ((slots,) if isinstance(slots, str) else slots)]
+    return tuple(n for n in names if n not in ("__dict__", "__weakref__"))
 
 
 def _holds_array(value: object, depth: int = 0) -> bool:
     if is_array(value):
         return True
-    if depth > 4 or isinstance(value, (str, bytes, int, float, type(None), enum.Enum, type)):
+    if depth > 4 or isinstance(value, (str, bytes, int, float, type(None), enum.Enum, type)) or callable(value):
         return False
     if isinstance(value, (list, tuple)):
         return any(_holds_array(v, depth + 1) for v in value)
     if isinstance(value, dict):
         return any(_holds_array(v, depth + 1) for v in value.values())
-    return any(_holds_array(v, depth + 1) for v in getattr(value, "__dict__", {}).values())
+    return any(_holds_array(v, depth + 1) for v in _attributes(value).values())
 
 
 class Unhashable(Exception):
     """An argument cannot be part of a cache key."""
 
 
-# What is its own stand-in in a cache key, though it may have attributes.
-_PLAIN = (str, bytes, type(None), enum.Enum, type, types.ModuleType, types.BuiltinFunctionType, np.ufunc, Op)
+class Opaque:
+    """Base of what a cache key compares by identity."""
 
 
-def key(value: object, within: tuple[object, ...] = ()) -> object:
-    """A hashable stand-in for an argument: arrays by signature, the rest by value and type. Unhashable if there is
-    none. within: the objects that this is part of."""
-    kind = type(value)
-    if is_array(value):
-        return ("array", signature(value), is_torch(value))
-    if isinstance(value, np.generic):
-        return (kind, value.dtype.str, value.tobytes())
-    if isinstance(value, float):
-        return (kind, value.hex())  # which tells 0.0 from -0.0
-    if isinstance(value, (int, *_PLAIN)):
-        return (kind, value)
-    for i, outer in enumerate(within):
-        if value is outer:
-            return ("within", i)
-    if len(within) > 20:
-        raise Unhashable
-    within = (*within, value)
-    if isinstance(value, (list, tuple)):
-        return (kind, tuple(key(v, within) for v in value))
-    if isinstance(value, dict):
-        return (kind, tuple((key(k, within), key(v, within)) for k, v in value.items()))
-    if isinstance(value, types.FunctionType):
-        try:
-            cells = [c.cell_contents for c in value.__closure__ or ()]
-        except ValueError:  # a variable that has no value yet
-            raise Unhashable from None
-        return (value, tuple(key(c, within) for c in cells))
-    if isinstance(value, types.MethodType):
-        return (value.__func__, key(value.__self__, within))
-    if isinstance(value, functools.partial):
-        return (kind, key(value.func, within), key(value.args, within), key(value.keywords, within))
-    slots = [n for c in kind.__mro__ for n in _slots(c) if hasattr(value, n)]
-    if hasattr(value, "__dict__") or slots:
-        state = {**getattr(value, "__dict__", {}), **{n: getattr(value, n) for n in slots}}
-        return (kind, tuple((k, key(v, within)) for k, v in state.items()))
+@dataclasses.dataclass(frozen=True)
+class _Signature:
+    """In a key: an array that the kernel sees as a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    is_torch: bool
+
+
+def key(value: object) -> object:
+    """A hashable stand-in for arguments: arrays by shape and type; the rest by types and values, whatever they compare
+    equal to (1, True and 1.0 differ, 0.0 and -0.0 too). Unhashable if a value cannot be told."""
     try:
-        hash(value)
-    except TypeError:
+        found = _key(replace(value, lambda x: _Signature(sizes(x), str(x.dtype), is_torch(x))))
+        hash(found)
+    except (RecursionError, TypeError):
         raise Unhashable from None
-    return (kind, value)
+    return found
 
 
-def _slots(cls: type) -> tuple[str, ...]:
-    names = cls.__dict__.get("__slots__", ())
-    return (names,) if isinstance(names, str) else tuple(n for n in names if n not in ("__dict__", "__weakref__"))
+_PLAIN = {type(None), type(...), bool, int, str, bytes, dtypes.DType, _Signature, range}
+# Whose own equality, within a type, is all that there is to tell.
+_SELF = (type, enum.Enum, types.BuiltinFunctionType, types.ModuleType, np.dtype, np.ufunc, Opaque)
+
+
+def _key(value: object) -> object:
+    kind = type(value)
+    if kind in _PLAIN:
+        return (kind, value)
+    if kind is float:
+        return (kind, value.hex())
+    if kind is tuple or kind is list:
+        return (kind, *map(_key, value))
+    if kind is dict:
+        return (kind, *((_key(k), _key(v)) for k, v in value.items()))
+    if isinstance(value, _SELF):
+        return (kind, value)
+    if kind is types.FunctionType:
+        return _function_key(value)
+    if isinstance(value, (np.ndarray, np.generic)):  # an array here is a constant: nothing made a tensor of it
+        if value.dtype.hasobject:
+            raise Unhashable
+        return (kind, value.shape, str(value.dtype), value.tobytes())
+    if is_torch(value):
+        raise Unhashable
+    try:
+        parts = value.__reduce_ex__(4)  # what pickle would keep: the type, attributes, slots, items
+    except Exception:  # noqa: BLE001 - anything that has no such parts
+        raise Unhashable from None
+    if isinstance(parts, str):  # the one object of its name
+        return (kind, value)
+    return (kind, *(_key(tuple(p) if isinstance(p, Iterator) else p) for p in parts))
+
+
+def _function_key(f: types.FunctionType) -> object:
+    """A function by itself; with values that it keeps, by its code and those."""
+    if not (f.__closure__ or f.__defaults__ or f.__kwdefaults__ or f.__dict__):
+        return f
+    try:
+        cells = tuple(c.cell_contents for c in f.__closure__ or ())
+    except ValueError:  # a name that has no value yet
+        raise Unhashable from None
+    kept = (cells, f.__defaults__, f.__kwdefaults__, f.__dict__)
+    return (f.__code__, id(f.__globals__), f.__qualname__, *map(_key, kept))

@@ -46,8 +46,8 @@ def emit(
             storage = x.storage
             if storage.session is not session or (x.index is not None and x.index.storage.session is not session):
                 raise NkiValidationError(f"{name} {operand}: {x.name} belongs to another kernel, or another call of it")
-            if written and not storage.written:
-                storage.write()
+            if written:
+                storage.written = True
             x = x.access()
         elif x is not None:
             x = _number(x, f"{name} {operand}")

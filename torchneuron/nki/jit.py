@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import functools
 import inspect
+import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,12 +20,15 @@ from . import session as sessions
 from .session import Launch, Session, hbm, shared_hbm
 from .tensor import NkiTensor, allocate
 
+# What tracing reads of the environment.
+_TRACE_READS = (env.MX_SCALE, env.DMA_TRANSPOSE_ON_PE, env.NKI_SPILL)
+
 
 def _tensor_of(session: Session, given: arrays.Input) -> NkiTensor:
     """A caller's array as an HBM tensor of a session."""
     size = int(np.prod(given.shape, dtype=np.int64)) * given.dtype.itemsize
     if size and given.memory is not None:
-        raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(given.pointer))
+        raw = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * size).from_address(given.pointer))
     else:
         raw = np.empty(0, np.uint8)
     session.keep.append(given)
@@ -35,18 +37,33 @@ def _tensor_of(session: Session, given: arrays.Input) -> NkiTensor:
 
 
 @dataclasses.dataclass
-class Traced:
-    """A kernel traced for one signature: a program per core and where its arguments and results are."""
+class HbmBuffer:
+    """HBM that a launch needs: with values, 0 at first (`cleared`) or with anything in it."""
 
-    programs: list[_core.Program]
-    inputs: list[list[int]]  # per core: storage of each array argument
-    written: list[int]  # arguments that the kernel writes
-    # Per core: HBM storages (id, bytes, whether they are 0 at first, shared key or None).
-    internal: list[list[tuple[int, int, bool, object]]]
-    constants: list[list[tuple[int, np.ndarray]]]  # per core: storages with values of their own
-    changed: list[set[int]]  # of those the ones that the kernel writes or returns
-    result: object  # the kernel's result with Output or an argument's number in place of tensors
-    sessions: list[Session]
+    size: int
+    cleared: bool
+    values: np.ndarray | None = None
+
+
+@dataclasses.dataclass
+class TracedCore:
+    """One core's program, and what is behind its HBM storages."""
+
+    session: Session
+    inputs: list[int]  # storage of each array argument
+    buffers: list[tuple[int, int]]  # storage, number of a buffer of the launch
+    constants: list[tuple[int, np.ndarray]]  # storage, values that nothing writes
+
+
+@dataclasses.dataclass
+class Traced:
+    """A kernel traced for one signature."""
+
+    firsts: list[int]  # for each array argument the first one that is the same memory
+    cores: list[TracedCore] = dataclasses.field(default_factory=list)
+    buffers: list[HbmBuffer] = dataclasses.field(default_factory=list)
+    written: list[int] = dataclasses.field(default_factory=list)  # arguments, by their firsts, that the kernel writes
+    result: object = None  # the kernel's result with Output or _Argument in place of tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +77,8 @@ class _Argument:
 def _map_result(value: object, f: Callable[[object], object]) -> object:
     if isinstance(value, (NkiTensor, arrays.Output, _Argument)):
         return f(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_result(v, f) for v in value))
     if isinstance(value, (list, tuple)):
         return type(value)(_map_result(v, f) for v in value)
     if isinstance(value, dict):
@@ -67,23 +86,35 @@ def _map_result(value: object, f: Callable[[object], object]) -> object:
     return value
 
 
-def _result_of(inputs: list[int], t: NkiTensor) -> object:
+def _result_of(inputs: list[int], for_torch: bool, t: NkiTensor) -> arrays.Output | _Argument:
     """What stands for a returned tensor; inputs: storages of the arguments."""
     if t.storage.id not in inputs:
-        return arrays.Output(t)
-    return _Argument(inputs.index(t.storage.id), None if t.is_whole() else arrays.Output(t))
+        return arrays.Output(t, for_torch)
+    return _Argument(inputs.index(t.storage.id), None if t.is_whole() else arrays.Output(t, for_torch))
 
 
-@contextlib.contextmanager
-def _results_of(kernel: Kernel) -> Iterator[None]:
-    """Errors about what a kernel returned name the kernel."""
+def _returned(func: Callable, result: object, inputs: list[NkiTensor], for_torch: bool) -> object:
+    """A kernel's result with what stands for its tensors; NkiValidationError, at the kernel's first line, if one cannot
+    be returned."""
     try:
-        yield
+        return _map_result(result, functools.partial(_result_of, [t.storage.id for t in inputs], for_torch))
     except errors.NkiError as e:
-        code = inspect.unwrap(kernel.func).__code__
+        code = inspect.unwrap(func).__code__
         e.location = f"{code.co_filename}:{code.co_firstlineno}"
-        e.args = (f"{e} ({kernel.__name__}, {e.location})",)
+        e.args = (f"{code.co_name}: {e} ({e.location})",)
         raise
+
+
+def _as_results(result: object, given: list[arrays.Input], like: object, memory: Callable[[int], object]) -> object:
+    """The result of `_returned` with arrays like `like`. memory: the bytes of a storage of the first core."""
+
+    def one(r: arrays.Output | _Argument) -> object:
+        if isinstance(r, arrays.Output):
+            return arrays.as_result(r, memory(r.storage), like)
+        x = given[r.index]
+        return x.array if r.view is None else arrays.as_result(r.view, arrays.bytes_of(x.memory), x.array)
+
+    return _map_result(result, one)
 
 
 def _result_storages(result: object, inputs: Iterable[NkiTensor]) -> set[int]:
@@ -93,7 +124,23 @@ def _result_storages(result: object, inputs: Iterable[NkiTensor]) -> set[int]:
     return found
 
 
-class Kernel:
+def _run(session: Session, func: Callable, given: list[arrays.Input], args: tuple, kwargs: dict) -> tuple:
+    """The kernel's result in a session and the tensors that it got for the arrays `given`: one for each Input."""
+    tensors: list[NkiTensor] = []
+
+    def swap(x: object) -> NkiTensor:
+        n = len(tensors)
+        first = given.index(given[n])
+        tensors.append(_tensor_of(session, given[n]) if first == n else tensors[first])
+        return tensors[n]
+
+    # In the session, whose errors get the kernel's line.
+    result = sessions.run(session, lambda: func(*arrays.replace(args, swap), **arrays.replace(kwargs, swap)))
+    session.finish(_result_storages(result, tensors))
+    return result, tensors
+
+
+class Kernel(arrays.Opaque):
     """A kernel function on arrays; kernel[n] is the kernel on n cores.
 
     Called on NumPy arrays or torch tensors it returns the same kind. It is traced once per signature (shapes, types and
@@ -119,13 +166,15 @@ class Kernel:
 
     def __getitem__(self, grid: int | Sequence[int]) -> Kernel:
         sizes = grid if isinstance(grid, (tuple, list)) else (grid,)
-        lnc = sizes[-1] if sizes else 1
-        if isinstance(lnc, bool) or not isinstance(lnc, (int, np.integer)) or lnc not in self.variants:
+        if not all(type(n) is int or isinstance(n, np.integer) for n in sizes) or math.prod(sizes) not in self.variants:
             raise errors.NkiValidationError(f"{self.__name__}[{grid!r}]: a launch has 1 or 2 cores")
-        return self.variants[lnc]
+        return self.variants[math.prod(sizes)]
 
     def __get__(self, instance: object, owner: type | None = None) -> object:
         return self if instance is None else functools.partial(self, instance)
+
+    def __deepcopy__(self, memo: dict) -> Kernel:
+        return self
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if sessions.active() is not None:  # a kernel inside a kernel is a function
@@ -136,32 +185,35 @@ class Kernel:
                 from .torch_ops import wrap_nki
 
                 return wrap_nki(self)(*args, **kwargs)
-            if arrays.holds_fake(args) or arrays.holds_fake(kwargs):
-                return self._infer(args, kwargs)
+        found = arrays.found(args, kwargs)
+        if any(map(arrays.is_fake, found)):
+            return self._infer(args, kwargs, found)
         if self.step or env.NKI_SIMULATOR.get():
             return self.run_steps(args, kwargs)
         traced = self.trace(args, kwargs)
-        return self.run_steps(args, kwargs) if traced is None else self.launch(traced, args, kwargs)
+        if traced is not None and traced.written and len(found) > 1:
+            traced = self._trace_shared(traced, found, args, kwargs)
+        return self.run_steps(args, kwargs) if traced is None else self.launch(traced, found)
 
-    def _infer(self, args: tuple, kwargs: dict) -> object:
+    def _trace_shared(self, traced: Traced, found: list[object], args: tuple, kwargs: dict) -> Traced | None:
+        """The program where arguments are the same memory, one of which it writes. None if they share some of it in
+        another way, which only steps, one after the other, see as it is."""
+        firsts = arrays.firsts(found)
+        for i in {firsts[i] for i in traced.written}:
+            if any(arrays.share_memory(found[i], found[j]) for j in set(firsts) if i != j):
+                return None
+        return self.trace(args, kwargs, firsts=firsts)
+
+    def _infer(self, args: tuple, kwargs: dict, found: list[object]) -> object:
         """Results for fake tensors: shapes and types from tracing."""
-        try:
-            traced = self.trace(args, kwargs) or self._trace(args, kwargs, targets.default(), runs=False)
-        except errors.DataDependentError as e:
-            raise errors.NkiError(
-                f"the shapes of {self.__name__}'s results are not known before it runs: {e}. In a compiled graph make "
-                'it an operator, torch_neuronx.nki_op("namespace::name"), and tell its shapes by register_fake'
-            ) from e
-        tensors: list[object] = []
-        arrays.replace((args, kwargs), tensors.append)
-
-        def result(r: object) -> object:
-            if isinstance(r, _Argument):
-                return tensors[r.index] if r.view is None else arrays.as_fake(r.view, tensors[r.index])
-            return arrays.as_fake(r, tensors[0])
-
-        with _results_of(self):
-            return _map_result(traced.result, result)
+        traced = self.trace(args, kwargs) or self._trace(args, kwargs, targets.default(), runs=False)
+        for i in traced.written:
+            arrays.check_writable(found[i], i, self.__name__)
+        numbers = dict(traced.cores[0].buffers)
+        like = next(filter(arrays.is_fake, found))
+        memories = [like.new_empty(b.size, dtype=arrays.torch_dtype(dtypes.uint8)) for b in traced.buffers]
+        given = [arrays.as_fake_input(x) for x in found]
+        return _as_results(traced.result, given, like, lambda storage: memories[numbers[storage]])
 
     # ---- step by step
     def run_steps(self, args: tuple, kwargs: dict, target: targets.Target | None = None) -> object:
@@ -170,22 +222,21 @@ class Kernel:
 
     # ---- traced
     def trace(
-        self, args: tuple, kwargs: dict, target: targets.Target | None = None, same: tuple[int, ...] = ()
+        self, args: tuple, kwargs: dict, target: targets.Target | None = None, firsts: list[int] | None = None
     ) -> Traced | None:
         """The program for these arguments, from the cache or made now; None: the kernel must run step by step.
 
-        same: for each array the first one with its memory, where the program depends on it.
+        firsts: for each array the first one that is the same memory (None: they are all different).
         """
         target = target or targets.default()
         try:
-            settings = (target.name, env.MX_SCALE.get(), env.DMA_TRANSPOSE_ON_PE.get())
-            key = (settings, same, arrays.key(args), arrays.key(kwargs))
+            key = (target.name, *(v.get() for v in _TRACE_READS), firsts and tuple(firsts), arrays.key((args, kwargs)))
         except arrays.Unhashable:
             key = None
         if key is not None and key in self.cache:
             return self.cache[key]
         try:
-            traced = self._trace(args, kwargs, target, same)
+            traced = self._trace(args, kwargs, target, firsts=firsts)
         except errors.DataDependentError:
             traced = None
         if key is not None:
@@ -193,53 +244,42 @@ class Kernel:
         return traced
 
     def _trace(
-        self, args: tuple, kwargs: dict, target: targets.Target, same: tuple[int, ...] = (), runs: bool = True
+        self, args: tuple, kwargs: dict, target: targets.Target, runs: bool = True, firsts: list[int] | None = None
     ) -> Traced:
         """runs=False: for shapes and time only, so that what a kernel prints does not matter."""
         launch = Launch(self.lnc)
-        traced = Traced([], [], [], [], [], [], None, [])
+        found = arrays.found(args, kwargs)
+        firsts = firsts or list(range(len(found)))
+        shapes = [_shape_only(x) for x in found]
+        traced = Traced(firsts=firsts)
+        numbers: dict[object, int] = {}  # buffers that cores share
         for core in range(self.lnc):
             session = Session(False, target, launch, core, grid=self.grid)
             session.runs = runs
             launch.sessions.append(session)
-            tensors: list[NkiTensor] = []
-
-            def swap(x: object, session: Session = session, tensors: list = tensors) -> NkiTensor:
-                first = same[len(tensors)] if same else len(tensors)
-                known = first < len(tensors)
-                tensors.append(tensors[first] if known else _tensor_of(session, _shape_only(x)))
-                return tensors[-1]
-
-            def body(session: Session = session, swap: Callable = swap) -> object:
-                return self.func(*arrays.replace(args, swap), **arrays.replace(kwargs, swap))
-
-            result = sessions.run(session, body)
-            session.finish(_result_storages(result, tensors))
+            result, tensors = _run(session, self.func, [shapes[i] for i in firsts], args, kwargs)
             session.program.seal(self.lnc > 1)
-            ids = [t.storage.id for t in tensors]
-            traced.inputs.append(ids)
-            internal, constants = [], []
-            keys = {storage: key for key, storage in session.shared_keys.items()}
+            inputs = [t.storage.id for t in tensors]
+            seen = _result_storages(result, tensors)
+            buffers, constants = [], []
             for s in session.storages:
-                if s.buffer.on_chip or s.id in ids:
+                if s.buffer.on_chip or s.id in inputs:
                     continue
-                if s.id in session.constants:
+                constant = s.id in session.constants
+                if constant and not s.written and s.id not in seen:
                     constants.append((s.id, s.array))
                     continue
-                key = keys.get(s.id)
-                cleared = key is not None or not session.program.all_written(s.id)
-                internal.append((s.id, s.array.size, cleared, key))
-            traced.internal.append(internal)
-            traced.constants.append(constants)
-            seen = _result_storages(result, tensors)
-            traced.changed.append({i for i, _ in constants if i in seen or session.storages[i].written})
-            traced.programs.append(session.program)
-            traced.sessions.append(session)
-            written = [i for i, t in enumerate(tensors) if t.storage.written]
-            traced.written = sorted({*traced.written, *written})
+                shared = self.lnc > 1 and s.key is not None
+                number = numbers.setdefault(s.key if shared else (core, s.id), len(traced.buffers))
+                if number == len(traced.buffers):
+                    cleared = shared or not session.program.all_written(s.id)
+                    traced.buffers.append(HbmBuffer(s.array.size, cleared, s.array if constant else None))
+                buffers.append((s.id, number))
+            traced.cores.append(TracedCore(session, inputs, buffers, constants))
+            written = {firsts[i] for i, t in enumerate(tensors) if t.storage.written}
+            traced.written = sorted(written.union(traced.written))
             if core == 0:
-                with _results_of(self):
-                    traced.result = _map_result(result, functools.partial(_result_of, ids))
+                traced.result = _returned(self.func, result, tensors, bool(found) and arrays.is_torch(found[0]))
             for s in session.storages:  # what was traced holds no data
                 if s.id not in session.constants:
                     s.array = None
@@ -247,115 +287,79 @@ class Kernel:
             sessions.warn_of_races(launch)
         return traced
 
-    def launch(self, traced: Traced, args: tuple, kwargs: dict) -> object:
-        """Runs a traced kernel on arrays."""
-        given: list[arrays.Input] = []
-        arrays.inputs((args, kwargs), given)
+    def launch(self, traced: Traced, found: list[object]) -> object:
+        """Runs a traced kernel on its arrays."""
         for i in traced.written:
-            given[i].check_writable(i)
-        if traced.written:
-            same = arrays.aliases(given)
-            if same != tuple(range(len(given))) and len(set(traced.inputs[0])) == len(given):
-                again = self.trace(args, kwargs, traced.sessions[0].target, same)
-                return self.run_steps(args, kwargs) if again is None else self.launch(again, args, kwargs)
-            if pair := arrays.overlap(given, traced.written):
-                if any(given[i].is_copy for i in pair):
-                    raise errors.NkiValidationError(
-                        f"arguments {pair[0]} and {pair[1]} of {self.__name__} (of the arrays, from 0) share a part of "
-                        "their memory, which it writes, and one is not contiguous: pass a copy of one"
-                    )
-                return self.run_steps(args, kwargs)
-        like = given[0].array if given else None
-        shared: dict[object, tuple[object, int]] = {}
-        cores, memories, keep = [], {}, []
-        for core, program in enumerate(traced.programs):
-            c = _core.Core(program, core, 0)
-            for storage, x in zip(traced.inputs[core], given):
-                c.bind(storage, x.pointer)
-            for storage, size, cleared, key in traced.internal[core]:
-                memory = shared.get(key) if key is not None else None
-                if memory is None:
-                    memory = arrays.new_memory(like, size, cleared)
-                    if key is not None:
-                        shared[key] = memory
-                keep.append(memory)
-                c.bind(storage, memory[1])
-                if core == 0:
-                    memories[storage] = memory[0]
-            for storage, array in traced.constants[core]:
-                if storage not in traced.changed[core]:
-                    c.bind(storage, array.ctypes.data)
-                    continue
-                memory = arrays.new_memory(like, array.nbytes, False)
-                ctypes.memmove(memory[1], array.ctypes.data, array.nbytes)
-                keep.append(memory)
-                c.bind(storage, memory[1])
-                if core == 0:
-                    memories[storage] = memory[0]
-            cores.append(c)
+            arrays.check_writable(found[i], i, self.__name__)
+        given: list[arrays.Input] = []
+        for i, first in enumerate(traced.firsts):
+            given.append(arrays.as_input(found[i]) if first == i else given[first])
+        like = found[0] if found else None
+        memories = [arrays.new_memory(like, b.size, b.cleared, b.values) for b in traced.buffers]
+        cores = []
+        for core, t in enumerate(traced.cores):
+            cores.append(_core.Core(t.session.program, core, 0))
+            for storage, x in zip(t.inputs, given):
+                cores[core].bind(storage, x.pointer)
+            for storage, number in t.buffers:
+                cores[core].bind(storage, memories[number][1])
+            for storage, values in t.constants:
+                cores[core].bind(storage, values.ctypes.data)
         try:
             _core.run(cores)
         except _core.Error as e:
-            raise traced.sessions[0].error(e, 0) from None
-        for x in {id(given[i]): given[i] for i in traced.written}.values():
-            x.written()
-
-        def result(r: object) -> object:
-            if isinstance(r, arrays.Output):
-                return arrays.as_result(r, memories[r.storage], like)
-            x = given[r.index]
-            return x.array if r.view is None else arrays.as_result(r.view, arrays.bytes_of(x), x.array)
-
-        with _results_of(self):
-            return _map_result(traced.result, result)
+            raise traced.cores[0].session.error(e, 0) from None
+        for i in traced.written:
+            given[i].finish_write()
+        numbers = dict(traced.cores[0].buffers)
+        return _as_results(traced.result, given, like, lambda storage: memories[numbers[storage]][0])
 
     def plain_launch(self, args: tuple, kwargs: dict) -> dict | None:
         """The launch on these torch tensors as numbers, for who runs it without Python. None if it has to be called.
 
         cores: address of each core's program, storage of each tensor, (storage, buffer) pairs, (storage, address) pairs
-        of constants; buffers: bytes and whether they are 0 at first; results: which argument, or buffer, torch dtype,
-        sizes, strides and offset in elements; keep: the owner of what the addresses point to.
+        of constants; buffers: bytes and whether they are 0 at first; results, but for arguments: which buffer, torch
+        dtype, sizes, strides and offset in elements; keep: the owner of what the addresses point to.
         """
         if self.step or env.NKI_SIMULATOR.get():
             return None
         traced = self.trace(args, kwargs)
-        if traced is None or traced.written or any(traced.changed):
+        if traced is None or traced.written or any(b.values is not None for b in traced.buffers):
             return None
-        results = traced.result if isinstance(traced.result, (list, tuple)) else [traced.result]
-        if not all(isinstance(r, arrays.Output) or (isinstance(r, _Argument) and r.view is None) for r in results):
+        results: list[arrays.Output] = []
+        if not _collect(traced.result, results):
             return None
-        made: list[tuple[int, bool]] = []
-        shared: dict[object, int] = {}
-        cores, first = [], {}
-        for core, program in enumerate(traced.programs):
-            buffers = []
-            for storage, size, cleared, key in traced.internal[core]:
-                number = shared.get(key) if key is not None else None
-                if number is None:
-                    number = len(made)
-                    made.append((size, cleared))
-                    if key is not None:
-                        shared[key] = number
-                buffers.append((storage, number))
-            first = first or dict(buffers)
-            constants = [(storage, array.ctypes.data) for storage, array in traced.constants[core]]
-            cores.append(
-                {
-                    "program": program.address,
-                    "inputs": traced.inputs[core],
-                    "buffers": buffers,
-                    "constants": constants,
-                }
-            )
-        return {"cores": cores, "buffers": made, "results": [_plain(r, first) for r in results], "keep": traced}
+        cores = [
+            {
+                "program": t.session.program.address,
+                "inputs": t.inputs,
+                "buffers": t.buffers,
+                "constants": [(storage, values.ctypes.data) for storage, values in t.constants],
+            }
+            for t in traced.cores
+        ]
+        numbers = dict(traced.cores[0].buffers)
+        return {
+            "cores": cores,
+            "buffers": [(b.size, b.cleared) for b in traced.buffers],
+            "results": [_plain(r, numbers[r.storage]) for r in results],
+            "keep": traced,
+        }
 
 
-def _plain(result: arrays.Output | _Argument, buffers: dict[int, int]) -> dict:
-    if isinstance(result, _Argument):
-        return {"argument": result.index}
+def _collect(result: object, outputs: list[arrays.Output]) -> bool:
+    """Appends the tensors of a result that the kernel made. False if one of them shares memory with another one, or if
+    there is a view of an argument: an operator's results share none."""
+    returned: list[arrays.Output | _Argument] = []
+    _map_result(result, returned.append)
+    outputs += [r for r in returned if isinstance(r, arrays.Output)]
+    views = any(isinstance(r, _Argument) and r.view is not None for r in returned)
+    return not views and len({r.storage for r in outputs}) == len(outputs)
+
+
+def _plain(result: arrays.Output, buffer: int) -> dict:
     return {
-        "argument": -1,
-        "buffer": buffers[result.storage],
+        "buffer": buffer,
         "dtype": arrays.torch_dtype(result.dtype),
         "sizes": list(result.shape),
         "strides": list(result.strides),
@@ -375,96 +379,64 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
     """
     target = target or targets.default()
     launch = Launch(kernel.lnc, len(ranks))
-    results: list[object] = [None] * len(ranks)
-    given: list[list[arrays.Input]] = [[] for _ in ranks]
-    prepared = []
-    for rank, (args, kwargs) in enumerate(ranks):
-        prepared.append(arrays.inputs((args, kwargs), given[rank]))
-
+    given = [_step_inputs(arrays.found(args, kwargs)) for args, kwargs in ranks]
+    ended: list[tuple[object, list[NkiTensor]] | None] = [None] * (len(ranks) * kernel.lnc)
     bodies = []
-    for rank in range(len(ranks)):
+    for rank, (args, kwargs) in enumerate(ranks):
         for core in range(kernel.lnc):
             session = Session(True, target, launch, core, rank, kernel.grid)
             session.index = len(launch.sessions)
             launch.sessions.append(session)
 
-            def body(session: Session = session, rank: int = rank, core: int = core) -> None:
-                tensors: dict[int, NkiTensor] = {}
-
-                def swap(x: object) -> object:
-                    if isinstance(x, arrays.Input):
-                        if id(x) not in tensors:
-                            tensors[id(x)] = t = _tensor_of(session, x)
-                            number = next(i for i, g in enumerate(given[rank]) if g is x)
-                            t.storage.before_write = functools.partial(x.check_writable, number)
-                        return tensors[id(x)]
-                    return x
-
-                args, kwargs = prepared[rank]
-                out = kernel.func(*_swap_inputs(args, swap), **_swap_inputs(kwargs, swap))
-                session.finish(_result_storages(out, tensors.values()))
-                for x in {id(x): x for x in given[rank]}.values():
-                    if id(x) in tensors and tensors[id(x)].storage.written:
-                        x.written()
-                if core == 0:
-                    by_storage = {t.storage.id: x for i, t in tensors.items() for x in given[rank] if id(x) == i}
-                    like = given[rank][0].array if given[rank] else None
-
-                    def result(t: NkiTensor) -> object:
-                        source = by_storage.get(t.storage.id)
-                        if source is not None and t.is_whole():
-                            return source.array
-                        view = arrays.Output(t)
-                        if source is None:
-                            return lambda: arrays.as_result(view, t.storage.array, like)
-                        return lambda: arrays.as_result(view, arrays.bytes_of(source), source.array)
-
-                    with _results_of(kernel):
-                        results[rank] = _map_result(out, result)
+            def body(session: Session = session, rank: int = rank, args: tuple = args, kwargs: dict = kwargs) -> None:
+                ended[session.index] = _run(session, kernel.func, given[rank], args, kwargs)
 
             bodies.append(body)
     launch.waits = [False] * len(bodies)
     launch.ended = [False] * len(bodies)
     if len(bodies) == 1:
-        sessions.run(launch.sessions[0], bodies[0])
+        bodies[0]()
     else:
         _run_together(launch, bodies)
     if kernel.lnc > 1:
         sessions.warn_of_races(launch)
-    with _results_of(kernel):
-        return [_finish(r) for r in results]
+    return [
+        _finish(kernel.func, given[rank], ended[rank * kernel.lnc : (rank + 1) * kernel.lnc])
+        for rank in range(len(ranks))
+    ]
 
 
-def _finish(value: object) -> object:
-    """Results as arrays: made when every core has ended, so that all have written."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(_finish(v) for v in value)
-    if isinstance(value, dict):
-        return {k: _finish(v) for k, v in value.items()}
-    return value() if callable(value) else value
+def _step_inputs(found: list[object]) -> list[arrays.Input]:
+    """The arrays as kernel memory; those that are the same memory, seen in the same way, are one Input."""
+    given: list[arrays.Input] = []
+    for i, first in enumerate(arrays.firsts(found)):
+        given.append(arrays.as_input(found[i], step=True) if first == i else given[first])
+    return given
 
 
-def _swap_inputs(value: object, swap: Callable[[object], object]) -> object:
-    if isinstance(value, arrays.Input):
-        return swap(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_swap_inputs(v, swap) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_swap_inputs(v, swap) for v in value)
-    if isinstance(value, dict):
-        return {k: _swap_inputs(v, swap) for k, v in value.items()}
-    fields = getattr(value, "__dict__", None)
-    if fields and any(
-        isinstance(v, (arrays.Input, list, tuple, dict)) or hasattr(v, "__dict__") for v in fields.values()
-    ):
-        if not callable(value) and not isinstance(value, type):
-            import copy
+def _finish(func: Callable, given: list[arrays.Input], cores: list[tuple[object, list[NkiTensor]]]) -> object:
+    """What a rank's kernel has written and its result, when all its cores have ended."""
+    written = {given.index(given[i]) for _, tensors in cores for i, t in enumerate(tensors) if t.storage.written}
+    for i in sorted(written):
+        arrays.check_writable(given[i].array, i, func.__name__)
+        for j, x in enumerate(given):
+            if x is not given[i] and (x.is_copy or given[i].is_copy) and arrays.share_memory(x.array, given[i].array):
+                raise errors.NkiValidationError(
+                    f"{func.__name__} writes its argument {i} (of the arrays, from 0), which shares memory with its "
+                    f"argument {j}; they must be contiguous and writable then: pass a copy of one of them"
+                )
+    for i in written:
+        given[i].finish_write()
+    out, tensors = cores[0]
+    like = given[0].array if given else None
+    memories: dict[int, object] = {}
 
-            clone = copy.copy(value)
-            for k, v in fields.items():
-                object.__setattr__(clone, k, _swap_inputs(v, swap))
-            return clone
-    return value
+    def keep(t: NkiTensor) -> None:
+        if t.storage.id not in memories and not t.on_chip:
+            memories[t.storage.id] = arrays.memory_like(t.storage.array, like)
+
+    _map_result(out, keep)
+    return _as_results(_returned(func, out, tensors, arrays.is_torch(like)), given, like, memories.__getitem__)
 
 
 def _run_together(launch: Launch, bodies: list[Callable[[], None]]) -> None:
@@ -472,7 +444,7 @@ def _run_together(launch: Launch, bodies: list[Callable[[], None]]) -> None:
         failure = None
         try:
             launch.wait_turn(index)
-            sessions.run(launch.sessions[index], bodies[index])
+            bodies[index]()
         except sessions._Cancelled:
             pass
         except BaseException as e:  # noqa: BLE001 - handed to the caller

@@ -124,7 +124,8 @@ def profile(kernel: Kernel | Callable, target: str | None = None, core: int = 0)
             raise errors.NkiError(
                 f"the time of {kernel.__name__} depends on values and cannot be predicted: {e}"
             ) from e
-        session, program = traced.sessions[core], traced.programs[core]
+        session = traced.cores[core].session
+        program = session.program
         latency, busy, raw, loops = _core.predict(program, hardware.model())
         events = [
             Event(program.name(index), engine, start / 1e3, end / 1e3, session.locate(program.source(index)), moved,

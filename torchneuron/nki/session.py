@@ -52,8 +52,7 @@ class Storage:
     """Memory behind tensors. shape and dtype are those it was allocated with."""
 
     __slots__ = (
-        "id", "name", "buffer", "shape", "dtype", "row_elements", "array", "written", "before_write", "session",
-        "__weakref__",
+        "id", "name", "buffer", "shape", "dtype", "row_elements", "array", "key", "written", "session", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -62,14 +61,8 @@ class Storage:
         self.session, self.name, self.buffer, self.shape, self.dtype = session, name, buffer, shape, dtype
         self.row_elements = math.prod(shape[1:]) if buffer.on_chip else 0
         self.array: np.ndarray | None = None  # bytes of HBM
+        self.key: tuple[bool, str, int] | None = None  # what names it on all cores that share it
         self.written = False
-        self.before_write: Callable[[], None] | None = None  # raises if the caller's array cannot be written
-
-    def write(self) -> None:
-        """The kernel writes it."""
-        if self.before_write is not None:
-            self.before_write()
-        self.written = True
 
 
 class Launch:
@@ -251,12 +244,12 @@ class Session:
                 self._check_memory(lambda: self.core.allocate(storage.id), storage)
                 weakref.finalize(storage, _release, self.core, storage.id)
         else:
-            key = self._shared_key(buffer, name, external_array)
+            storage.key = self._shared_key(buffer, name, external_array)
+            if storage.key is not None:
+                self.shared_keys[storage.key] = storage.id
             if array is None:
-                array = self._check_memory(lambda: self._hbm(row_bytes, storage, key, source), storage)
+                array = self._check_memory(lambda: self._hbm(row_bytes, storage, source), storage)
             storage.array = array
-            if key is not None:
-                self.shared_keys[key] = storage.id
             self.core.bind(storage.id, array.ctypes.data)
         self.storages.append(weakref.ref(storage) if buffer.on_chip and self.step else storage)
         if not self.step and buffer.on_chip:
@@ -296,19 +289,21 @@ class Session:
 
     def _shared_key(self, buffer: Buffer, name: str, given: bool) -> tuple[bool, str, int] | None:
         """What names a new tensor on all cores: whose it is, its name, and how many of that name came before it. None:
-        it is this core's own."""
-        if buffer is not shared_hbm or self.launch.lnc * self.launch.ranks == 1:
+        it is this core's own, as constants are."""
+        if buffer is not shared_hbm or self.launch.lnc * self.launch.ranks == 1 or (given and not name):
             return None
         count = self.shared_names.get((given, name), 0)
         self.shared_names[given, name] = count + 1
         return (given, name, count)
 
-    def _hbm(self, size: int, storage: Storage, key: object, source: int) -> np.ndarray:
+    def _hbm(self, size: int, storage: Storage, source: int) -> np.ndarray:
         """Memory of a tensor that the kernel makes: 0 where it writes nothing."""
-        if key is None:
+        if storage.key is None:
             return new_bytes(size, True)
         with self.launch.condition:
-            array, where = self.launch.shared.setdefault((self.rank, key), (new_bytes(size, True), self.locate(source)))
+            array, where = self.launch.shared.setdefault(
+                (self.rank, storage.key), (new_bytes(size, True), self.locate(source))
+            )
         if array.size != size:
             raise errors.NkiValidationError(
                 f"{storage.name} of shape {storage.shape} has {size} bytes here and {array.size} on another core "

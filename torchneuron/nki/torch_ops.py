@@ -1,21 +1,25 @@
-"""Kernels as PyTorch operators: torch_neuronx.nki_op and wrap_nki.
+"""NKI kernels as PyTorch operators; importable as `torch_neuronx`.
 
-Inside torch.compile a kernel is one node of the graph: torchneuron::nki(tensors, handle), where the handle stands for
-the kernel and its other arguments. wrap_nki makes one kernel such a node by itself.
+nki_op registers a function that launches kernels as an operator: one node in torch.compile, with register_autograd,
+register_fake and register_kernel as on torch.library.custom_op. wrap_nki makes one kernel such a node by itself.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
-import inspect
-from collections.abc import Callable, Iterable
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import index
 
 import torch
 
 from .. import nki  # noqa: F401 - `from torch_neuronx import nki`
 from . import arrays
-from .errors import NkiError, NkiValidationError
+from .errors import DataDependentError, NkiError
 from .jit import Kernel, jit
+from .tensor import row_major
 
 
 def nki_op(
@@ -23,67 +27,33 @@ def nki_op(
 ) -> Callable:
     """Decorator: registers a function of tensors that launches NKI kernels as operator `name` ("namespace::op").
 
-    The function needs type annotations, or `schema`. mutates_args: names of the arguments that it writes; NkiError when
-    it writes another. Without register_fake, result shapes come from tracing its kernels. Returns torch.library's
-    CustomOpDef.
+    The function needs type annotations, or `schema`. Without register_fake, result shapes come from tracing its
+    kernels. Returns torch.library's CustomOpDef.
     """
 
     def register(f: Callable) -> object:
-        checked = f if mutates_args == "unknown" else _checked(name, f, mutates_args)
-        op = torch.library.custom_op(name, checked, mutates_args=mutates_args, schema=schema)
-        op.register_fake(f)  # kernels accept fake tensors; a later register_fake replaces this
+        op = torch.library.custom_op(name, f, mutates_args=mutates_args, schema=schema)
+        checked = _checked(op, f)
+        op.register_kernel(None)(checked)
+        op.register_fake(checked)  # kernels accept fake tensors; a later register_fake replaces this
         return op
 
     return register if fn is None else register(fn)
 
 
-def _checked(name: str, f: Callable, mutates_args: Iterable[str]) -> Callable:
-    """f, which must not write tensors but those of the names."""
-    declared, parameters = set(mutates_args), inspect.signature(f)
+def _checked(op: object, f: Callable) -> Callable:
+    """f, in which kernels may write what the operator's schema says it changes and no other tensor that it is given."""
+    arguments = op._opoverload._schema.arguments
+    changed = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
 
     @functools.wraps(f)
-    def call(*args: object, **kwargs: object) -> object:
-        given = parameters.bind(*args, **kwargs).arguments.items()
-        before = [
-            (k, x, x._version)
-            for k, x in given
-            if isinstance(x, torch.Tensor) and k not in declared and not x.is_inference()
-        ]
-        result = f(*args, **kwargs)
-        for k, x, version in before:
-            if x._version != version:
-                raise NkiError(f"{name} writes its argument {k}, which mutates_args does not name")
-        return result
+    def checked(*args: object, **kwargs: object) -> object:
+        named = {**{a.name: v for a, v in zip(arguments, args)}, **kwargs}
+        fixed = arrays.found({n: v for n, v in named.items() if n not in changed})
+        with arrays.protect(op._qualname, fixed, arrays.found({n: v for n, v in named.items() if n in changed})):
+            return f(*args, **kwargs)
 
-    return call
-
-
-# ---- arguments and results as tensors and what stands around them ---------------------------------------------------
-# A structure is ("tensor",), ("value", x), ("tuple" or "list", structures) or ("dict", keys, structures).
-_SEQUENCES = {"tuple": tuple, "list": list}
-
-
-def _take_apart(value: object, tensors: list[torch.Tensor]) -> tuple:
-    """The structure of a value; its tensors go to the list."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return ("tensor",)
-    if type(value) in (tuple, list):
-        return (type(value).__name__, tuple(_take_apart(v, tensors) for v in value))
-    if type(value) is dict:
-        return ("dict", tuple(value), tuple(_take_apart(v, tensors) for v in value.values()))
-    return ("value", value)
-
-
-def _put_together(structure: tuple, tensors: list[torch.Tensor]) -> object:
-    """The value of a structure; its tensors are taken from the front of the list."""
-    kind = structure[0]
-    if kind == "tensor":
-        return tensors.pop(0)
-    if kind == "value":
-        return structure[1]
-    parts = [_put_together(s, tensors) for s in structure[-1]]
-    return dict(zip(structure[1], parts)) if kind == "dict" else _SEQUENCES[kind](parts)
+    return checked
 
 
 class WrappedKernel:
@@ -97,49 +67,166 @@ class WrappedKernel:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         tensors: list[torch.Tensor] = []
-        handle = _handle(self.kernel, _take_apart(args, tensors), _take_apart(kwargs, tensors))
-        if not tensors:
-            return self.kernel(*args, **kwargs)
-        results = torch.ops.torchneuron.nki(tensors, handle)
-        return _put_together(_result_structure(handle), list(results))
+        rest = _split((args, kwargs), tensors)
+        # index: sizes of a dynamic graph are fixed here
+        metadata = tuple([(tuple(map(index, t.shape)), tuple(map(index, t.stride())), t.dtype) for t in tensors])
+        handle = _handle(self.kernel, rest)
+        layout = _layout(handle, metadata)
+        if layout is None:
+            return _call_python(self.kernel, args, kwargs)
+        return _join(layout, torch.ops.torchneuron.nki([t.resolve_neg() for t in tensors], handle), tensors)
 
 
 def wrap_nki(kernel: Kernel | Callable) -> WrappedKernel:
     """The kernel as a node that torch.compile keeps whole; wrap_nki(kernel)[lnc](...) on tensors, tuples, lists and
-    dicts of tensors, and constants. Its result may be of the same kinds."""
+    dicts of them, and constants."""
     return WrappedKernel(jit(kernel))
 
 
-_calls: list[tuple[Kernel, tuple, tuple]] = []
-_handles: dict[tuple, int] = {}
-_results: dict[int, tuple] = {}  # structures of results by handle
+# ---- arguments and results as lists of tensors, and what is between those
+def _split(value: object, tensors: list[torch.Tensor]) -> tuple | None:
+    """What `_merged` makes `value` of again: tensors go to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return None
+    if isinstance(value, (tuple, list)):
+        return (_kind(type(value)), (), tuple([_split(v, tensors) for v in value]))
+    if isinstance(value, dict):
+        return (_kind(dict), tuple(value), tuple([_split(v, tensors) for v in value.values()]))
+    return (value,)
+
+
+# By number, as Dynamo takes no types from a function that it assumes to be constant.
+_kinds: list[type] = [tuple, list, dict]
 
 
 @torch._dynamo.assume_constant_result
-def _handle(kernel: Kernel, args: tuple, kwargs: tuple) -> int:
-    """Number of a call: the kernel and the structures of its arguments."""
-    call = (kernel, args, kwargs)
+def _kind(kind: type) -> int:
+    """Number of a type of container."""
+    if kind not in _kinds:
+        _kinds.append(kind)
+    return _kinds.index(kind)
+
+
+def _merged(part: tuple | None, tensors: Iterator[torch.Tensor]) -> object:
+    if part is None:
+        return next(tensors)
+    if len(part) == 1:
+        return part[0]
+    kind, keys, parts = part
+    items = [_merged(p, tensors) for p in parts]
+    if _kinds[kind] is dict:
+        return dict(zip(keys, items))
+    return _kinds[kind](*items) if hasattr(_kinds[kind], "_fields") else _kinds[kind](items)
+
+
+def _results(kernel: Kernel, result: object, arguments: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple]:
+    """The tensors in a kernel's result as an operator has them, sharing no memory with each other or an argument, and
+    the layout from which `_join` makes the result: its parts, and for each tensor which argument or output it is a view
+    of."""
+    outputs: list[torch.Tensor] = []
+    found: list[torch.Tensor] = []
+    rest = _split(result, found)
+    for value in _values(rest):
+        if not isinstance(value, (int, float, str, type(None))):
+            raise NkiError(f"{kernel.__name__} returns {value!r}: a graph's kernels return tensors, numbers and names")
+    uses = collections.Counter(_storage(t) for t in found)
+    bases = {_storage(t): (0, i, t) for i, t in reversed(list(enumerate(arguments)))}
+
+    def place(t: torch.Tensor) -> tuple:
+        for i, x in enumerate(arguments):
+            if t is x:
+                return (0, i, None)
+        s = _storage(t)
+        if s not in bases:
+            whole = t if uses[s] == 1 else t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
+            bases[s] = (1, len(outputs), whole)
+            outputs.append(whole)
+        where, number, base = bases[s]
+        if base is t:
+            return (where, number, None)
+        start = t.storage_offset() - base.storage_offset() * base.element_size() // t.element_size()
+        return (where, number, (t.dtype, start, tuple(t.shape), tuple(t.stride())))
+
+    return outputs, (rest, tuple(map(place, found)))
+
+
+def _storage(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _join(layout: tuple, outputs: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]) -> object:
+    """A kernel's result from an operator's."""
+    rest, places = layout
+    found = []
+    for where, number, view in places:
+        t = (arguments, outputs)[where][number]
+        if view is not None:
+            dtype, start, shape, strides = view
+            t = t.view(-1) if t.dtype == dtype else t.view(-1).view(dtype)
+            if strides == row_major(shape):  # which compiled functions may write to
+                t = t[start : start + math.prod(shape)].view(shape)
+            else:
+                t = t[start:].as_strided(shape, strides)
+        found.append(t)
+    return _merged(rest, iter(found))
+
+
+# ---- calls by number
+_calls: list[tuple[Kernel, tuple]] = []
+_numbers: dict[object, int] = {}
+_lock = threading.Lock()
+
+
+@torch._dynamo.assume_constant_result
+def _handle(kernel: Kernel, rest: tuple) -> int:
+    """Number of a call: the kernel, and its arguments but for tensors. NkiError if there are arrays in those."""
+    if arrays.found(rest):
+        raise NkiError(
+            f"{kernel.__name__}: wrap_nki and compiled functions take torch tensors, alone or in tuples, lists and "
+            "dicts; this call has NumPy arrays, or tensors in other objects"
+        )
     try:
-        key = (kernel, arrays.key(args), arrays.key(kwargs))
+        key = (kernel, arrays.key(rest))
     except arrays.Unhashable:
-        key = (kernel, object())
-    handle = _handles.setdefault(key, len(_calls))
-    if handle == len(_calls):
-        _calls.append(call)
-    return handle
+        key = object()  # a call of its own
+    with _lock:
+        number = _numbers.setdefault(key, len(_calls))
+        if number == len(_calls):
+            _calls.append((kernel, rest))
+    return number
 
 
 @torch._dynamo.assume_constant_result
-def _result_structure(handle: int) -> tuple:
-    """How the kernel of call number `handle` returned its results last."""
-    return _results[handle]
+def _layout(handle: int, metadata: tuple) -> tuple | None:
+    """What the result of a call on tensors of these sizes, strides and types is made of. None: a kernel whose Python
+    needs values, so that only running it tells."""
+    tensors = [torch.empty_strided(*sizes, dtype=dtype, device="meta") for *sizes, dtype in metadata]
+    kernel, args, kwargs = _arguments(tensors, handle)
+    try:
+        return _results(kernel, _call_python(kernel, args, kwargs), tensors)[1]
+    except DataDependentError:
+        return None
+    except Exception:  # noqa: BLE001 - the operator raises it again, as operators do
+        return (None,), ()
+
+
+def _values(part: tuple | None) -> list[object]:
+    """What is no tensor and no container in what `_split` returns."""
+    if part is None:
+        return []
+    return [part[0]] if len(part) == 1 else [v for p in part[2] for v in _values(p)]
+
+
+@functools.partial(torch._dynamo.disable, reason="an NKI kernel needs values while its Python runs")
+def _call_python(kernel: Kernel, args: tuple, kwargs: dict) -> object:
+    return kernel(*args, **kwargs)
 
 
 def _arguments(tensors: list[torch.Tensor], handle: int) -> tuple[Kernel, tuple, dict]:
     """The kernel of a call, and its arguments with these tensors."""
-    kernel, args, kwargs = _calls[handle]
-    given = list(tensors)
-    return kernel, _put_together(args, given), _put_together(kwargs, given)
+    kernel, rest = _calls[handle]
+    return kernel, *_merged(rest, iter(tensors))
 
 
 def kernel_name(handle: int) -> str:
@@ -150,7 +237,7 @@ def kernel_name(handle: int) -> str:
 def launch_of(handle: int, tensors: list[torch.Tensor]) -> dict | None:
     """What a compiled graph needs to launch call number `handle` on tensors of these shapes and types without Python.
 
-    None: it must be called (it runs step by step, writes an argument, or returns no plain tensors).
+    None: it must be called (it runs step by step, writes an argument, or returns what is no whole tensor of its own).
     """
     kernel, args, kwargs = _arguments(tensors, handle)
     return kernel.plain_launch(args, kwargs)
@@ -160,31 +247,8 @@ def launch_of(handle: int, tensors: list[torch.Tensor]) -> dict | None:
 def _call(tensors: list[torch.Tensor], handle: int) -> list[torch.Tensor]:
     """Launches call number `handle` on its tensors."""
     kernel, args, kwargs = _arguments(tensors, handle)
-    if any(map(arrays.is_fake, tensors)):
-        traced = kernel.trace(args, kwargs)
-        if traced is not None and traced.written:
-            raise NkiError(
-                f"{kernel.__name__} writes its argument {traced.written[0]}: in a compiled graph it must be an "
-                'operator that says so, torch_neuronx.nki_op("namespace::name", mutates_args=...)'
-            )
-    results: list[torch.Tensor] = []
-    structure = _take_apart(kernel(*args, **kwargs), results)
-    if "value" in _kinds(structure):
-        raise NkiValidationError(
-            f"{kernel.__name__} returns something else than tensors, and tuples, lists and dicts of them"
-        )
-    _results[handle] = structure
-    known = list(tensors)
-    for i, r in enumerate(results):  # an operator's results are its own
-        if any(torch._C._is_alias_of(r, t) for t in known):
-            results[i] = r.clone()
-        known.append(results[i])
-    return results
-
-
-def _kinds(structure: tuple) -> set[str]:
-    parts = () if structure[0] in ("tensor", "value") else structure[-1]
-    return {structure[0]}.union(*map(_kinds, parts))
+    with arrays.protect("a compiled graph", tensors):
+        return _results(kernel, kernel(*args, **kwargs), tensors)[0]
 
 
 _call.register_fake(_call._init_fn)
