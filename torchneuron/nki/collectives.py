@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import _core
-from . import isa, ops
+from . import isa, operands, ops
 from .errors import NkiValidationError
 from .session import Instruction, current
 from .tensor import NkiTensor
@@ -15,7 +15,7 @@ class ReplicaGroup:
     """Lists of ranks; a rank communicates with the others of its list. NkiValidationError if a rank is named twice."""
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
-        self.groups = [list(isa.integers(g, "ReplicaGroup ranks")) for g in groups]
+        self.groups = [list(operands.integers(g, "ReplicaGroup ranks")) for g in groups]
         ranks = [r for g in self.groups for r in g]
         if len(set(ranks)) < len(ranks) or min(ranks, default=0) < 0:
             raise NkiValidationError(f"ReplicaGroup {self.groups} names a rank twice, or a negative one")
@@ -62,7 +62,7 @@ def _collective(
         raise NkiValidationError(f"{name} has {len(srcs)} sources and {len(dsts)} destinations")
     result = Instruction(name)
     for src, dst in zip(srcs, dsts):
-        isa.check_tensors(name, src=src, dst=dst)
+        operands.check_tensors(name, src=src, dst=dst)
         if src.on_chip != dst.on_chip:
             raise NkiValidationError(f"{name} cannot mix HBM and SBUF tensors")
         if src.dtype != dst.dtype:
@@ -70,7 +70,7 @@ def _collective(
         if isinstance(dim, bool) or dim not in ((0, 1) if src.on_chip else (0,)):
             raise NkiValidationError(f"{name} collective_dim {dim!r} must be 0" + " or 1" * src.on_chip)
         if metadata is not None:
-            isa.check_tensors(name, metadata_tensor=metadata)
+            operands.check_tensors(name, metadata_tensor=metadata)
             if metadata.size != 4 * len(group):
                 raise NkiValidationError(
                     f"{name} metadata_tensor shape {metadata.shape} is not (4, {len(group)}): counts and displacements"
@@ -81,7 +81,7 @@ def _collective(
                 raise NkiValidationError(
                     f"{name} dst shape {dst.shape} does not go with src shape {src.shape} on {len(group)} ranks"
                 )
-        result = isa.emit(name, 0, (dst, src, metadata), {**(attrs or {}), "offset": dim}, tuple(group))
+        result = operands.emit(name, 0, (dst, src, metadata), {**(attrs or {}), "offset": dim}, tuple(group))
     return result
 
 
@@ -140,7 +140,7 @@ def collective_permute(
     priority: int | None = None, name: str | None = None,
 ) -> Instruction:  # fmt: skip
     """dst of each target = src of its source. Ranks in no pair take no part; no rank is a source or a target twice."""
-    pairs = [isa.integers(pair, "collective_permute source_target_pairs") for pair in source_target_pairs]
+    pairs = [operands.integers(pair, "collective_permute source_target_pairs") for pair in source_target_pairs]
     sources, targets = [p[0] for p in pairs if len(p) == 2], [p[-1] for p in pairs if len(p) == 2]
     if min(len(set(sources)), len(set(targets))) < len(pairs):
         raise NkiValidationError(f"collective_permute source_target_pairs {pairs} are not pairs of different ranks")

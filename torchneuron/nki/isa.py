@@ -5,7 +5,6 @@ NkiValidationError with the kernel's line. Every function returns a handle whose
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -13,9 +12,9 @@ import numpy as np
 from torchneuron import env
 
 from .. import _core
-from . import dtypes, ops
+from . import dtypes, operands, ops
 from . import isa_constants as constants
-from .errors import DataDependentError, NkiValidationError
+from .errors import NkiValidationError
 from .isa_constants import (
     dge_mode,
     dma_engine,
@@ -25,8 +24,9 @@ from .isa_constants import (
     oob_mode,
     reduce_cmd,
 )
-from .session import OPCODES, OPERANDS, WRITTEN, Instruction, current, psum
-from .tensor import NkiTensor, Register, _integer
+from .operands import check_tensors, emit
+from .session import Instruction, current, psum
+from .tensor import NkiTensor, Register, integer
 
 FP32_MIN = float(np.finfo(np.float32).min)
 
@@ -34,68 +34,6 @@ tensor_engine, vector_engine, scalar_engine = engine.tensor, engine.vector, engi
 gpsimd_engine, sync_engine, unknown_engine = engine.gpsimd, engine.sync, engine.unknown
 
 _OVERWRITE, _ADD, _AUTOMATIC = 0, 1, 2  # Accumulate
-
-
-def emit(
-    name: str, engine: int, operands: tuple, attrs: dict[str, float] | None = None, values: tuple = ()
-) -> Instruction:
-    """Issues an instruction on what a kernel gave as its operands: tensors, numbers, registers, or None."""
-    session, opcode, packed = current(), OPCODES[name], []
-    for operand, written, x in zip(OPERANDS[opcode], WRITTEN[opcode], operands):
-        if isinstance(x, NkiTensor):
-            storage = x.storage
-            if storage.session is not session or (x.index is not None and x.index.storage.session is not session):
-                raise NkiValidationError(f"{name} {operand}: {x.name} belongs to another kernel, or another call of it")
-            if written:
-                storage.written = True
-            x = x.access()
-        elif x is not None:
-            x = _number(x, f"{name} {operand}")
-        packed.append(x)
-    return session.emit(name, engine, tuple(packed), attrs, values)
-
-
-def _number(x: object, what: str) -> float:
-    """x as a float; NkiValidationError if it is none, DataDependentError if it is a register without a value."""
-    try:
-        return float(x)
-    except DataDependentError:
-        raise
-    except (TypeError, ValueError):
-        raise NkiValidationError(f"{what} {x!r} is no number") from None
-
-
-def check_tensors(instruction: str, **given: object) -> None:
-    """That what is looked at before the instruction is issued is tensors."""
-    for operand, x in given.items():
-        if not isinstance(x, NkiTensor):
-            raise NkiValidationError(f"{instruction} {operand} must be a tensor, not {type(x).__name__}")
-
-
-def _code(member: object, kind: type[enum.Enum]) -> int:
-    """Number of a member of `kind`; kernels also pass its name, its number, or None for the default."""
-    if member is None:
-        return 0
-    try:
-        if isinstance(member, bool):
-            raise ValueError
-        return (kind[member] if isinstance(member, str) else kind(member)).value
-    except (KeyError, ValueError):
-        known = ", ".join(kind.__members__)
-        raise NkiValidationError(f"{kind.__name__} {member!r} must be one of {known}, or its number") from None
-
-
-def _pattern(pattern: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    try:
-        return tuple(_integer(v, "pattern") for pair in pattern for v in pair)
-    except TypeError:
-        raise NkiValidationError(f"pattern {pattern!r} is not [[step, count], ...]") from None
-
-
-def integers(values: Sequence[int], what: str) -> tuple[int, ...]:
-    if not isinstance(values, Iterable):
-        raise NkiValidationError(f"{what} {values!r} is not a sequence of integers")
-    return tuple(_integer(v, what) for v in values)
 
 
 # ---- hardware ------------------------------------------------------------------------------------------------------
@@ -126,9 +64,12 @@ def dma_copy(
     vector offset are not for dge_mode.hwdge; engine sync and scalar are for it only.
     """
     check_tensors("dma_copy", dst=dst, src=src)
-    if priority is not None and _integer(priority, "dma_copy priority") < 0:
+    if priority is not None and integer(priority, "dma_copy priority") < 0:
         raise NkiValidationError(f"dma_copy priority {priority} is negative")
-    queue, mode = _code(engine, constants.engine), constants.dge_mode(_code(dge_mode, constants.dge_mode))
+    queue, mode = (
+        operands.code(engine, constants.engine),
+        constants.dge_mode(operands.code(dge_mode, constants.dge_mode)),
+    )
     if mode is constants.dge_mode.hwdge and (dst.index is not None or src.index is not None):
         raise NkiValidationError("dma_copy dge_mode hwdge cannot take rows by a vector offset: swdge can")
     if queue in (_core.ENGINES["sync"], _core.ENGINES["scalar"]) and mode in (
@@ -141,7 +82,7 @@ def dma_copy(
         "dma_copy",
         0,
         (dst, src),
-        {"oob_mode": _code(oob_mode, constants.oob_mode), "dge_mode": mode.value},
+        {"oob_mode": operands.code(oob_mode, constants.oob_mode), "dge_mode": mode.value},
     )
 
 
@@ -161,7 +102,7 @@ def dma_compute(
         raise NkiValidationError("dma_compute scales must be 1.0")
     if not 1 <= len(srcs) <= 16:
         raise NkiValidationError(f"dma_compute takes 1 to 16 sources, not {len(srcs)}")
-    attrs = {"oob_mode": _code(oob_mode, constants.oob_mode)}
+    attrs = {"oob_mode": operands.code(oob_mode, constants.oob_mode)}
     if len(srcs) <= 2:
         return emit("dma_compute", 0, (dst, *srcs), attrs)
     from .language import ndarray
@@ -199,7 +140,10 @@ def dma_transpose(
         "dma_transpose",
         0,
         (dst, src),
-        {"oob_mode": _code(oob_mode, constants.oob_mode), "dge_mode": _code(dge_mode, constants.dge_mode)},
+        {
+            "oob_mode": operands.code(oob_mode, constants.oob_mode),
+            "dge_mode": operands.code(dge_mode, constants.dge_mode),
+        },
         order,
     )
 
@@ -208,20 +152,20 @@ def tensor_copy(
     dst: NkiTensor, src: NkiTensor, engine: engine = engine.unknown, name: str | None = None, dtype: object = None
 ) -> Instruction:
     """dst = src: bit-exact for one dtype, else through fp32. dtype: accepted as older kernels pass it, unused."""
-    return emit("tensor_copy", _code(engine, constants.engine), (dst, src))
+    return emit("tensor_copy", operands.code(engine, constants.engine), (dst, src))
 
 
 def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
     """dst = value. An integer dst takes an integer value; packed types take 0 only."""
     check_tensors("memset", dst=dst)
-    number = _number(value, "memset value")
+    number = operands.number(value, "memset value")
     if dtypes.is_integer(dst.dtype):
         limits = np.iinfo(np.uint8 if dst.dtype == dtypes.bool_ else str(dst.dtype))
         if not (number.is_integer() and limits.min <= number <= limits.max):
             raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
     if dtypes.is_packed(dst.dtype) and value != 0:
         raise NkiValidationError(f"memset of {dst.dtype} takes 0 only")
-    return emit("memset", _code(engine, constants.engine), (dst,), {"value": number})
+    return emit("memset", operands.code(engine, constants.engine), (dst,), {"value": number})
 
 
 def tensor_copy_predicated(
@@ -270,14 +214,16 @@ def nc_matmul(
         {
             "transpose": is_transpose,
             "accumulate": _AUTOMATIC if accumulate is None else (_ADD if accumulate else _OVERWRITE),
-            "perf_mode": _code(perf_mode, matmul_perf_mode),
+            "perf_mode": operands.code(perf_mode, matmul_perf_mode),
         },
     )  # fmt: skip
 
 
 def _check_tiling(instruction: str, position: Sequence[int] | None, size: Sequence[int] | None) -> None:
     """Tiles of the array of 128 x 128: sizes 32, 64, 128 at multiples of themselves."""
-    position, size = (integers(x or (), f"{instruction} tile_position and tile_size") for x in (position, size))
+    position, size = (
+        operands.integers(x or (), f"{instruction} tile_position and tile_size") for x in (position, size)
+    )
     if len(position) > 2 or len(size) > 2:
         raise NkiValidationError(f"{instruction} tile_position and tile_size are (row, column)")
     for p in position:
@@ -315,7 +261,7 @@ def nc_transpose(
 ) -> Instruction:
     """dst[F, P] = data[P, F].T, same dtype. TensorE writes PSUM, up to 128 x 128; VectorE up to 32 x 32."""
     check_tensors("nc_transpose", dst=dst, data=data)
-    e = _code(engine, constants.engine) or (
+    e = operands.code(engine, constants.engine) or (
         _core.ENGINES["tensor"] if dst.buffer is psum and data.buffer is not psum else _core.ENGINES["vector"]
     )
     return emit("nc_transpose", e, (dst, data))
@@ -332,7 +278,7 @@ def tensor_tensor(
 ) -> Instruction:
     """dst = data1 op data2 in fp32. 32-bit integers (all operands, none in PSUM) go to GpSimdE, which is exact."""
     check_tensors("tensor_tensor", dst=dst, data1=data1, data2=data2)
-    code, e = ops.alu(op), _code(engine, constants.engine)
+    code, e = ops.alu(op), operands.code(engine, constants.engine)
     if e == 0:
         tensors = (dst, data1, data2)
         exact = all(t.dtype in (dtypes.int32, dtypes.uint32) for t in tensors) and not ops.is_bitwise(code)
@@ -355,7 +301,7 @@ def tensor_scalar(
 ) -> Instruction:
     """dst = (data op0 operand0) op1 operand1; operands are scalars. reverse0/1 swap the sides of op0/1."""
     return emit(
-        "tensor_scalar", _code(engine, constants.engine),
+        "tensor_scalar", operands.code(engine, constants.engine),
         (dst, data, 0.0 if operand0 is None else operand0, operand1),
         {"op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0, "reverse1": reverse1},
     )  # fmt: skip
@@ -400,7 +346,7 @@ def activation(
         {
             "function": ops.function(op),
             "reduce_op": ops.alu(reduce_op) if reduce_op is not None else _core.ALU_OPS["add"],
-            "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
+            "reduce_cmd": operands.code(reduce_cmd, constants.reduce_cmd),
         },
     )  # fmt: skip
 
@@ -450,7 +396,7 @@ def activate2(
          reduce_res),
         {
             "function": ops.function(op), "op0": ops.alu(op0), "op1": ops.alu(op1), "reverse0": reverse0,
-            "reverse1": reverse1, "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
+            "reverse1": reverse1, "reduce_cmd": operands.code(reduce_cmd, constants.reduce_cmd),
             "reduce_op": ops.alu(reduce_op) if reduce_op is not None else _core.ALU_OPS["add"],
         },
     )  # fmt: skip
@@ -469,7 +415,7 @@ def exponential(
     return emit(
         "exponential", 0,
         (dst, src, max_value, reduce_res, reduce_init),
-        {"reduce_cmd": _code(reduce_cmd, constants.reduce_cmd)},
+        {"reduce_cmd": operands.code(reduce_cmd, constants.reduce_cmd)},
     )  # fmt: skip
 
 
@@ -534,7 +480,7 @@ def tensor_scalar_reduce(
         (dst, data, operand0, reduce_res, reduce_init),
         {
             "op0": ops.alu(op0), "reduce_op": ops.alu(reduce_op), "reverse0": reverse0,
-            "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd), "negate": reduce_res_negate,
+            "reduce_cmd": operands.code(reduce_cmd, constants.reduce_cmd), "negate": reduce_res_negate,
         },
     )  # fmt: skip
 
@@ -552,7 +498,7 @@ def tensor_scalar_cumulative(
     """register = op1(op0(src[i], imm0), register); dst[i] = register. load_reduce starts with imm1."""
     return emit(
         "tensor_scalar_cumulative", 0, (dst, src, imm0, imm1),
-        {"op0": ops.alu(op0), "op1": ops.alu(op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd)},
+        {"op0": ops.alu(op0), "op1": ops.alu(op1), "reduce_cmd": operands.code(reduce_cmd, constants.reduce_cmd)},
     )  # fmt: skip
 
 
@@ -590,7 +536,7 @@ def select_reduce(
         "select_reduce", 0,
         (dst, predicate, on_true, on_false, reduce_res),
         {
-            "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd), "reduce_op": ops.alu(reduce_op),
+            "reduce_cmd": operands.code(reduce_cmd, constants.reduce_cmd), "reduce_op": ops.alu(reduce_op),
             "reverse0": reverse_pred,
         },
     )  # fmt: skip
@@ -616,9 +562,10 @@ def range_select(
         "range_select", 0,
         (dst, on_true_tile, bound0, bound1, reduce_res),
         {
-            "op0": ops.alu(comp_op0), "op1": ops.alu(comp_op1), "reduce_cmd": _code(reduce_cmd, constants.reduce_cmd),
-            "reduce_op": ops.alu(reduce_op), "offset": _integer(range_start, "range_start"),
-            "value": _number(on_false_value, "on_false_value"),
+            "op0": ops.alu(comp_op0), "op1": ops.alu(comp_op1), "reduce_op": ops.alu(reduce_op),
+            "reduce_cmd": operands.code(reduce_cmd, constants.reduce_cmd),
+            "offset": integer(range_start, "range_start"),
+            "value": operands.number(on_false_value, "on_false_value"),
         },
     )  # fmt: skip
 
@@ -638,8 +585,8 @@ def affine_select(
     return emit(
         "affine_select", 0, (dst, on_true_tile),
         {"op0": ops.alu(cmp_op), "offset": offset, "channel_multiplier": channel_multiplier,
-         "value": _number(on_false_value, "on_false_value")},
-        _pattern(pattern),
+         "value": operands.number(on_false_value, "on_false_value")},
+        operands.pattern(pattern),
     )  # fmt: skip
 
 
@@ -654,10 +601,10 @@ def iota(
     return emit(
         "iota", 0, (dst,),
         {
-            "offset": _integer(offset, "offset"),
-            "channel_multiplier": _integer(channel_multiplier, "channel_multiplier"),
+            "offset": integer(offset, "offset"),
+            "channel_multiplier": integer(channel_multiplier, "channel_multiplier"),
         },
-        _pattern(pattern),
+        operands.pattern(pattern),
     )  # fmt: skip
 
 
@@ -691,14 +638,14 @@ def nc_match_replace8(
     name: str | None = None,
 ) -> Instruction:
     """dst = data with the first match of each of vals[P, 8] replaced by imm; dst_idx [P, 8]: where."""
-    return emit("nc_match_replace8", 0, (dst, data, vals, dst_idx), {"value": _number(imm, "imm")})
+    return emit("nc_match_replace8", 0, (dst, data, vals, dst_idx), {"value": operands.number(imm, "imm")})
 
 
 def nc_stream_shuffle(
     dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int], name: str | None = None
 ) -> Instruction:
     """In every group of 32 partitions dst[i] = src[shuffle_mask[i]]; 255 keeps dst[i]."""
-    mask = integers(shuffle_mask, "nc_stream_shuffle shuffle_mask")
+    mask = operands.integers(shuffle_mask, "nc_stream_shuffle shuffle_mask")
     if len(mask) != 32:
         raise NkiValidationError(f"nc_stream_shuffle shuffle_mask has {len(mask)} entries, not 32")
     return emit("nc_stream_shuffle", 0, (dst, src), {}, mask)
@@ -730,7 +677,7 @@ def nonzero_with_count(
 ) -> Instruction:
     """Of partitions 0, 16, 32, ...: dst = indices of non-zero elements + index_offset, padding_val after them, and
     their count in the last element; dst [P, F + 1] int32."""
-    attrs = {"offset": _integer(index_offset, "index_offset"), "value": _number(padding_val, "padding_val")}
+    attrs = {"offset": integer(index_offset, "index_offset"), "value": operands.number(padding_val, "padding_val")}
     return emit("nonzero_with_count", 0, (dst, src), attrs)
 
 
@@ -758,7 +705,7 @@ def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str 
 # ---- random numbers ------------------------------------------------------------------------------------------------
 def rng(dst: NkiTensor, engine: engine = engine.vector, name: str | None = None) -> Instruction:
     """dst = random bits (integers) or uniform [0, 1) (floats)."""
-    return emit("rng", _code(engine, constants.engine), (dst,))
+    return emit("rng", operands.code(engine, constants.engine), (dst,))
 
 
 def rand2(dst: NkiTensor, min: NkiTensor | float, max: NkiTensor | float, name: str | None = None) -> Instruction:
@@ -773,12 +720,12 @@ def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> Instruction:
 
 def rand_set_state(src_seeds: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
     """State of each partition's generator of an engine = its row: 6 words on GpSimdE, 24 on VectorE."""
-    return emit("rand_set_state", _code(engine, constants.engine), (src_seeds,))
+    return emit("rand_set_state", operands.code(engine, constants.engine), (src_seeds,))
 
 
 def rand_get_state(dst: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> Instruction:
     """dst row = state of the partition's generator."""
-    return emit("rand_get_state", _code(engine, constants.engine), (dst,))
+    return emit("rand_get_state", operands.code(engine, constants.engine), (dst,))
 
 
 # ---- cores ---------------------------------------------------------------------------------------------------------
@@ -792,14 +739,14 @@ def sendrecv(
     name: str | None = None,
 ) -> Instruction:
     """dst = src of core recv_from_rank, which gets this core's src (send_to_rank), through one pipe."""
-    queue = _code(dma_engine, constants.dma_engine)
+    queue = operands.code(dma_engine, constants.dma_engine)
     check_tensors("sendrecv", src=src, dst=dst)
     if (src.shape[0], src.free_size, src.dtype) != (dst.shape[0], dst.free_size, dst.dtype):
         raise NkiValidationError(
             f"sendrecv dst shape {dst.shape} and dtype {dst.dtype} are not those of src, {src.shape} and {src.dtype}"
         )
     for operand, rank in (("send_to_rank", send_to_rank), ("recv_from_rank", recv_from_rank)):
-        if not 0 <= _integer(rank, f"sendrecv {operand}") < current().launch.lnc:
+        if not 0 <= integer(rank, f"sendrecv {operand}") < current().launch.lnc:
             raise NkiValidationError(f"sendrecv {operand} {rank} must be one of the {current().launch.lnc} cores")
     return emit(
         "sendrecv", 0, (src, dst),
@@ -815,8 +762,8 @@ def core_barrier(
 
     In a launch of one core there is nobody to wait for.
     """
-    session, e = current(), _code(engine, constants.engine)
-    ids = integers(cores, "core_barrier cores")
+    session, e = current(), operands.code(engine, constants.engine)
+    ids = operands.integers(cores, "core_barrier cores")
     if session.launch.lnc == 1:
         return Instruction("core_barrier")
     if len(set(ids)) < len(ids) or session.program_id not in ids or not set(ids) <= set(range(session.launch.lnc)):
@@ -844,19 +791,9 @@ def _writable(dst: Register) -> int:
     return dst.id
 
 
-def _bound(x: int | Register, name: str) -> dict[str, int]:
-    """A number or a register's value as attributes of an instruction."""
-    if isinstance(x, Register):
-        return x.bound(name)
-    value = _integer(x, f"a register's or a loop's {name}")
-    if not -(2**31) <= value < 2**32:
-        raise NkiValidationError(f"{name} {value} does not fit the 32 bits of a register")
-    return {name: value}
-
-
 def register_move(dst: Register, src: int | Register) -> Instruction:
     """dst = src."""
-    return emit("register_move", 0, (), {"reg": _writable(dst), **_bound(src, "start")})
+    return emit("register_move", 0, (), {"reg": _writable(dst), **operands.bound(src, "start")})
 
 
 def register_load(dst: Register, src: NkiTensor) -> Instruction:
@@ -866,4 +803,4 @@ def register_load(dst: Register, src: NkiTensor) -> Instruction:
 
 def register_store(dst: NkiTensor, src: Register) -> Instruction:
     """The element of a one-element tensor = src."""
-    return emit("register_store", 0, (dst,), _bound(src, "start"))
+    return emit("register_store", 0, (dst,), operands.bound(src, "start"))

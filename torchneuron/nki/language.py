@@ -18,7 +18,7 @@ import numpy as np
 from torchneuron import env
 
 from .. import _core
-from . import dtypes, isa
+from . import dtypes, isa, operands
 from .dtypes import (  # noqa: F401
     bfloat16,
     bool_,
@@ -240,7 +240,7 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: builtins.bool = False) -> Nk
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: object = None) -> NkiTensor:
     """A new tile: element i of a partition is data[p].flat[indices[p, i]]."""
     t = ndarray(indices.shape, dtype or data.dtype)
-    isa.emit("gather_flattened", 0, (t, data, indices))
+    operands.emit("gather_flattened", 0, (t, data, indices))
     return t
 
 
@@ -302,7 +302,7 @@ def dynamic_range(start: int | Register, stop: int | Register | None = None, ste
     if not isinstance(step, int) or step <= 0:
         raise NkiValidationError(f"dynamic_range step {step!r} must be a positive integer")
     session = current()
-    attrs = {"step": step, **isa._bound(start, "start"), **isa._bound(stop, "stop")}
+    attrs = {"step": step, **operands.bound(start, "start"), **operands.bound(stop, "stop")}
     index = Register(session.program.add_register(), frozen=True)
     if session.step:
         for i in builtins.range(int(start), int(stop), step):

@@ -15,7 +15,7 @@ NONE, ROWS, ELEMENTS = 0, 1, 2  # how an access is indexed (Access::Indexing)
 MAX_DIMS = 6
 
 
-def _integer(value: object, what: str) -> int:
+def integer(value: object, what: str) -> int:
     """`value` as an int; NkiValidationError if it is none, DataDependentError if it is a register without a value."""
     try:
         return operator.index(value)
@@ -62,7 +62,7 @@ class Register:
     def __add__(self, other: int | Register) -> Register:
         if isinstance(other, Register):
             return _sum(self.bound("start"), other.bound("stop"))
-        return Register(self.id, self.scale, self.offset + _integer(other, "a register's summand"), True)
+        return Register(self.id, self.scale, self.offset + integer(other, "a register's summand"), True)
 
     __radd__ = __add__
 
@@ -76,7 +76,7 @@ class Register:
         return -self + other
 
     def __mul__(self, other: int | Register) -> Register:
-        factor = int(other) if isinstance(other, Register) else _integer(other, "a register's factor")
+        factor = int(other) if isinstance(other, Register) else integer(other, "a register's factor")
         return Register(self.id, self.scale * factor, self.offset * factor, True)
 
     __rmul__ = __mul__
@@ -285,7 +285,7 @@ class NkiTensor:
         return count
 
     def _dim(self, dim: int) -> int:
-        d = _integer(dim, "dimension")
+        d = integer(dim, "dimension")
         if not -self.ndim <= d < self.ndim:
             raise errors.NkiOutOfBoundsError(f"dimension {d} is out of range for {self.ndim} dimensions ({self.name})")
         return d % self.ndim
@@ -320,11 +320,11 @@ class NkiTensor:
                 strides.append(stride * step)
                 continue
             if isinstance(k, ds):
-                size = _integer(k.size, "nl.ds size")
+                size = integer(k.size, "nl.ds size")
                 if isinstance(k.start, Register):
                     moves.append((k.start, stride))
                 else:
-                    start = _integer(k.start, "nl.ds start")
+                    start = integer(k.start, "nl.ds start")
                     if start < 0 or size < 0 or start + size > n:
                         raise errors.NkiOutOfBoundsError(
                             f"slice {start}:{start + size} is out of bounds for dimension {d} of size {n} ({self.name})"
@@ -343,7 +343,7 @@ class NkiTensor:
             if isinstance(k, Register):
                 moves.append((k, stride))
             else:
-                i = _integer(k, "index")
+                i = integer(k, "index")
                 if not -n <= i < n:
                     raise errors.NkiOutOfBoundsError(
                         f"index {i} is out of bounds for dimension {d} of size {n} ({self.name})"
@@ -519,7 +519,7 @@ class NkiTensor:
             view = self._view(*rest)
             view._move(index, self.strides[d])
             return view
-        index = _integer(index, "index")
+        index = integer(index, "index")
         if not -self.shape[d] <= index < self.shape[d]:
             raise errors.NkiOutOfBoundsError(
                 f"index {index} is out of bounds for dimension {d} of size {self.shape[d]} ({self.name})"
@@ -579,14 +579,14 @@ class NkiTensor:
             raise errors.NkiValidationError(f"ap() of what an index takes of {self.name}: the pattern comes before it")
         new = self.dtype if dtype is None else self._as(dtype)
         try:
-            strides, shape = zip(*((_integer(s, "ap step"), _integer(n, "ap size")) for s, n in pattern))
+            strides, shape = zip(*((integer(s, "ap step"), integer(n, "ap size")) for s, n in pattern))
         except (TypeError, ValueError):
             raise errors.NkiValidationError(f"ap pattern {pattern!r} is not [[step, size], ...] of integers") from None
         if self.on_chip and strides[0] * new.itemsize == self.free_size * self.dtype.itemsize:
             # Published kernels count the row of the view, which may be a part of its storage's.
             strides = (self.storage.row_elements * self.storage.dtype.itemsize // new.itemsize, *strides[1:])
         base = self._count_of(new, self.offset, "the start")
-        view = self._retyped(new, shape, strides, base + (0 if offset is None else _integer(offset, "ap offset")))
+        view = self._retyped(new, shape, strides, base + (0 if offset is None else integer(offset, "ap offset")))
         d = self._dim(indirect_dim)
         elements = math.prod(self.shape[d + 1 :])
         if scalar_offset is not None:
@@ -596,7 +596,7 @@ class NkiTensor:
             if isinstance(scalar_offset, Register):
                 view._move(scalar_offset, step)
             else:
-                view.offset += _integer(scalar_offset, "ap scalar_offset") * step
+                view.offset += integer(scalar_offset, "ap scalar_offset") * step
         if vector_offset is not None:
             if d != 0 or self.on_chip:
                 raise errors.NkiValidationError(
@@ -634,11 +634,11 @@ def load_register(t: NkiTensor) -> Register:
 
 
 def _bounds(k: slice, n: int, d: int, t: NkiTensor) -> tuple[int, int, int]:
-    step = 1 if k.step is None else _integer(k.step, "slice step")
+    step = 1 if k.step is None else integer(k.step, "slice step")
     if step <= 0:
         raise errors.NkiValidationError(f"slice step {step} must be positive ({t.name})")
-    start = 0 if k.start is None else _integer(k.start, "slice start")
-    stop = n if k.stop is None else _integer(k.stop, "slice stop")
+    start = 0 if k.start is None else integer(k.start, "slice start")
+    stop = n if k.stop is None else integer(k.stop, "slice stop")
     start, stop = start + n if start < 0 else start, stop + n if stop < 0 else stop
     if start < 0 or start > n or stop > n:
         raise errors.NkiOutOfBoundsError(
@@ -692,7 +692,7 @@ def allocate(
         raise errors.NkiValidationError(f"buffer {buffer!r} is not one of nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm")
     if not isinstance(shape, (int, Iterable)):
         raise errors.NkiValidationError(f"shape {shape!r} is no sequence of sizes")
-    sizes = tuple(_integer(n, "a size of a shape") for n in ((shape,) if isinstance(shape, int) else shape))
+    sizes = tuple(integer(n, "a size of a shape") for n in ((shape,) if isinstance(shape, int) else shape))
     t = dtypes.stored(dtype, wide=session.wide and buffer.on_chip)
     if any(n < 0 for n in sizes):
         raise errors.NkiValidationError(f"shape {sizes} has a negative size")
