@@ -119,6 +119,16 @@ def test_values_that_differ_are_calls_of_their_own(compiled):
         assert torch.equal(1 / result.cpu(), 1 / torch.full((2, 2), expected)), value
 
 
+def test_numbers_of_dynamic_graphs_are_fixed_for_a_kernel():
+    kernel = nki.jit(lambda x, c: made(x, c * 2))
+    f = torch.compile(
+        lambda x, c: (kernel(x, c), kernel(x, x.shape[0])), backend="neuron", fullgraph=True, dynamic=True
+    )
+    for rows, c in [(2, 3), (3, 4), (2, 2.5), (2, 3.5), (3, -0.0)]:
+        x = torch.ones(rows, 2, device="neuron")
+        assert_same(f(x, c), (x * (c * 2), x * (rows * 2)))
+
+
 def test_tensors_in_containers_are_arguments():
     def add(pair, more, scale=1.0):
         total = made(pair[0], scale)

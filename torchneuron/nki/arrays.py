@@ -222,13 +222,13 @@ def new_memory(like: object, size: int, cleared: bool, values: np.ndarray | None
         torch = _torch()
         memory = torch.empty(size, dtype=torch.uint8, device=like.device)
         address = memory.data_ptr()
+        if cleared:  # now, not when the stream comes to it
+            ctypes.memset(address, 0, size)
     else:
-        memory = new_bytes(size, False)
+        memory = new_bytes(size, cleared)
         address = memory.ctypes.data
-    if values is not None:  # now, not when the stream comes to it
+    if values is not None:
         ctypes.memmove(address, values.ctypes.data, size)
-    elif cleared:
-        ctypes.memset(address, 0, size)
     return memory, address
 
 

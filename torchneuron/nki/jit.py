@@ -24,8 +24,8 @@ from .tensor import NkiTensor, allocate
 _TRACE_READS = (env.MX_SCALE, env.DMA_TRANSPOSE_ON_PE, env.NKI_SPILL)
 
 
-def _tensor_of(session: Session, given: arrays.Input) -> NkiTensor:
-    """A caller's array as an HBM tensor of a session."""
+def _tensor_of(session: Session, given: arrays.Input, number: int) -> NkiTensor:
+    """The caller's array `number` as an HBM tensor of a session."""
     size = int(np.prod(given.shape, dtype=np.int64)) * given.dtype.itemsize
     if size and given.memory is not None:
         raw = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * size).from_address(given.pointer))
@@ -33,7 +33,7 @@ def _tensor_of(session: Session, given: arrays.Input) -> NkiTensor:
         raw = np.empty(0, np.uint8)
     session.keep.append(given)
     buffer = hbm if session.launch.lnc == 1 else shared_hbm
-    return allocate(given.shape, given.dtype, buffer, f"input{len(session.keep) - 1}", array=raw)
+    return allocate(given.shape, given.dtype, buffer, f"input{number}", array=raw)
 
 
 @dataclasses.dataclass
@@ -131,7 +131,7 @@ def _run(session: Session, func: Callable, given: list[arrays.Input], args: tupl
     def swap(x: object) -> NkiTensor:
         n = len(tensors)
         first = given.index(given[n])
-        tensors.append(_tensor_of(session, given[n]) if first == n else tensors[first])
+        tensors.append(_tensor_of(session, given[n], n) if first == n else tensors[first])
         return tensors[n]
 
     # In the session, whose errors get the kernel's line.

@@ -68,7 +68,6 @@ class WrappedKernel:
     def __call__(self, *args: object, **kwargs: object) -> object:
         tensors: list[torch.Tensor] = []
         rest = _split((args, kwargs), tensors)
-        # index: sizes of a dynamic graph are fixed here
         metadata = tuple([(tuple(map(index, t.shape)), tuple(map(index, t.stride())), t.dtype) for t in tensors])
         handle = _handle(self.kernel, rest)
         layout = _layout(handle, metadata)
@@ -93,9 +92,11 @@ def _split(value: object, tensors: list[torch.Tensor]) -> tuple | None:
         return (_kind(type(value)), (), tuple([_split(v, tensors) for v in value]))
     if isinstance(value, dict):
         return (_kind(dict), tuple(value), tuple([_split(v, tensors) for v in value.values()]))
-    return (value,)
+    return (_FIXED[type(value)](value) if type(value) in _FIXED else value,)
 
 
+# What makes a number of a dynamic graph, which may be symbolic, the one that it is: index does, int does not.
+_FIXED = {int: index, float: lambda value: float.fromhex(value.hex())}
 # By number, as Dynamo takes no types from a function that it assumes to be constant.
 _kinds: list[type] = [tuple, list, dict]
 
