@@ -119,6 +119,19 @@ def test_values_that_differ_are_calls_of_their_own(compiled):
         assert torch.equal(1 / result.cpu(), 1 / torch.full((2, 2), expected)), value
 
 
+def test_objects_that_change_are_calls_of_their_own():
+    class Factor:
+        def __init__(self, value):
+            self.value = value
+
+    wrapped = torch_neuronx.wrap_nki(lambda x, c: made(x, c.value))
+    changing, results = Factor(2.0), []
+    for rows, value in [(2, 2.0), (2, 3.0), (3, 2.0), (3, 4.0)]:
+        changing.value = value
+        results += [wrapped(torch.ones(rows, 1), c)[0, 0].item() for c in (changing, Factor(2.0))]
+    assert results == [2, 2, 3, 2, 2, 2, 4, 2]
+
+
 def test_numbers_of_dynamic_graphs_are_fixed_for_a_kernel():
     kernel = nki.jit(lambda x, c: made(x, c * 2))
     f = torch.compile(

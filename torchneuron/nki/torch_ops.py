@@ -174,7 +174,7 @@ def _join(layout: tuple, outputs: Sequence[torch.Tensor], arguments: Sequence[to
 
 
 # ---- calls by number
-_calls: list[tuple[Kernel, tuple]] = []
+_calls: dict[int, tuple[Kernel, tuple]] = {}
 _numbers: dict[object, int] = {}
 _lock = threading.Lock()
 
@@ -192,9 +192,8 @@ def _handle(kernel: Kernel, rest: tuple) -> int:
     except arrays.Unhashable:
         key = object()  # a call of its own
     with _lock:
-        number = _numbers.setdefault(key, len(_calls))
-        if number == len(_calls):
-            _calls.append((kernel, rest))
+        number = _numbers.setdefault(key, len(_numbers))
+        _calls[number] = (kernel, rest)  # the last that is like it: those before may have changed
     return number
 
 
