@@ -476,7 +476,7 @@ struct Semantics {
     auto to_rows = rows_of(core, c, 0), from_rows = rows_of(core, c, 1);
     char* to_origin = core.buffers_[c.in->operand(0).access.storage].base;
     char* from_origin = core.buffers_[c.in->operand(1).access.storage].base;
-    if (to.rows == from.rows) {
+    if (to.rows == from.rows && !(c.in->stage >> 1 & 1)) {
       for (int64_t r = 0; r < to.rows; ++r) {
         if (!to_rows[r] || !from_rows[r]) continue;
         to.base = to_origin + *to_rows[r];
@@ -485,7 +485,7 @@ struct Semantics {
       }
       return;
     }
-    // Rows divide differently: through contiguous memory.
+    // Rows divide differently, or the two sides overlap: through contiguous memory.
     Staged stage(from);
     std::vector<char> valid(stage.view.rows * stage.view.free, 1);
     for (int64_t r = 0; r < from.rows; ++r) {
@@ -526,7 +526,8 @@ struct Semantics {
     for (int i = 1; i < 3; ++i) {
       if (!has(c, i)) continue;
       const Access& a = c.in->operand(i).access;
-      if (c.v[i].rows == to.rows) {
+      const bool overlaps = c.in->stage >> i & 1 && !a.is_dynamic() && !c.in->operand(0).access.index;
+      if (c.v[i].rows == to.rows && !overlaps) {
         sources.push_back({c.v[i], rows_of(core, c, i), core.buffers_[a.storage].base});
         continue;
       }
@@ -1788,6 +1789,10 @@ void Core::execute(const Instruction& in, Lane* lane) {
   std::vector<std::unique_ptr<Staged>> staged;
   std::vector<std::function<void()>> scatters;
   const InstructionSpec& sp = in.spec();
+  // What DMA takes row by row it takes from the buffers themselves.
+  const bool by_rows =
+      sp.prefer == Engine::dma &&
+      (in.opcode != Opcode::dma_copy || in.operand(0).access.is_dynamic() || in.operand(1).access.is_dynamic());
   for (size_t i = 0; i < in.operands.size(); ++i) {
     if (!in.operands[i].is_tile()) continue;
     const Access& a = in.operands[i].access;
@@ -1828,7 +1833,7 @@ void Core::execute(const Instruction& in, Lane* lane) {
                   std::memcpy(wide.row(p) + table[p / group * group + k % group][k / group] * item,
                               result->view.row(p) + k * item, item);
             });
-    } else if (in.stage >> i & 1 && !a.is_dynamic()) {
+    } else if (in.stage >> i & 1 && a.indexing == Access::Indexing::none && !by_rows) {
       auto stage = std::make_unique<Staged>(c.v[i]);
       copy_view(stage->view, c.v[i]);
       stage->view.partition = c.v[i].partition;
