@@ -102,6 +102,18 @@ WRONG = {
         "trn2",
         "mixes",
     ),
+    "ScalarE: maximum": (
+        lambda x: nisa.tensor_scalar(sb(4, 4), sb(4, 4), nl.maximum, 1.0, engine=nisa.engine.scalar),
+        "trn2",
+        "engine scalar computes multiply, add, and both in this order, not maximum",
+    ),
+    "ScalarE: add and multiply": (
+        lambda x: nisa.tensor_scalar(
+            sb(4, 4), sb(4, 4), nl.add, 1.0, op1=nl.multiply, operand1=2.0, engine=nisa.engine.scalar
+        ),
+        "trn2",
+        "not add and multiply",
+    ),
     "not a reduction": (
         lambda x: nisa.tensor_reduce(sb(4, 1), nl.equal, sb(4, 4), 1),
         "trn2",
