@@ -204,6 +204,12 @@ def test_pointwise(case):
     check(function, *inputs)
 
 
+@pytest.mark.parametrize("seed", [0, 67280421310721, 2**32 - 1, 2**63 - 1])
+def test_random_numbers_of_any_seed(seed):
+    torch.manual_seed(seed)
+    check(lambda x: x.uniform_(-1, 1), randn(300))
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 ROWS = {
     "sum": lambda x: x.sum(-1),

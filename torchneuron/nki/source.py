@@ -639,7 +639,8 @@ class Printer:
             self.copies[s.out] = self.copies.get(s.inputs[0], s.inputs[0])
             return
         row = OPERATIONS[s.op]
-        values = [self._value(s, k) for k in range(len(s.inputs))]
+        # The words of a seed are numbers of its own, not tiles.
+        values = [] if s.op == "uniform_bits" else [self._value(s, k) for k in range(len(s.inputs))]
         full = any(v.form == "full" for v in values)
         texts = []
         for k, number in enumerate(values):
