@@ -25,7 +25,7 @@ T number(py::handle value, Opcode opcode, const std::string& name) {
   try {
     return value.cast<T>();
   } catch (const py::cast_error&) {
-    throw ValidationError(std::string(spec(opcode).name), name,
+    throw ValidationError(spec(opcode).name, name,
                           py::repr(value).cast<std::string>() +
                               (std::is_integral_v<T> ? " is not an integer of 64 bits" : " is not a number"));
   }
@@ -195,25 +195,29 @@ PYBIND11_MODULE(_core, m) {
   static py::exception<UninitialisedRead> uninitialised(m, "UninitialisedRead", error.ptr());
   static py::exception<CapacityError> capacity(m, "CapacityError", error.ptr());
   static py::exception<Deadlock> deadlock(m, "Deadlock", error.ptr());
+  static constexpr auto raise = [](const py::object& type, const Error& e) {
+    py::object x = type(e.what());
+    x.attr("instruction") = e.instruction;
+    x.attr("operand") = e.operand;
+    x.attr("limit") = e.limit;
+    x.attr("source") = e.source;
+    PyErr_SetObject(type.ptr(), x.ptr());
+  };
   py::register_exception_translator([](std::exception_ptr p) {
     try {
       if (p) std::rethrow_exception(p);
     } catch (const ValidationError& e) {
-      py::object x = py::reinterpret_borrow<py::object>(validation.ptr())(e.what());
-      x.attr("instruction") = e.instruction;
-      x.attr("operand") = e.operand;
-      x.attr("limit") = e.limit;
-      PyErr_SetObject(validation.ptr(), x.ptr());
+      raise(validation, e);
     } catch (const OutOfBounds& e) {
-      PyErr_SetString(bounds.ptr(), e.what());
+      raise(bounds, e);
     } catch (const UninitialisedRead& e) {
-      PyErr_SetString(uninitialised.ptr(), e.what());
+      raise(uninitialised, e);
     } catch (const CapacityError& e) {
-      PyErr_SetString(capacity.ptr(), e.what());
+      raise(capacity, e);
     } catch (const Deadlock& e) {
-      PyErr_SetString(deadlock.ptr(), e.what());
+      raise(deadlock, e);
     } catch (const Error& e) {
-      PyErr_SetString(error.ptr(), e.what());
+      raise(error, e);
     }
   });
 

@@ -462,9 +462,9 @@ struct Semantics {
       }
       if (!inside && c.in->oob_mode == OobMode::error) {
         std::ostringstream message;
-        message << c.in->spec().name << " " << c.in->spec().operands[operand].name << " is out of bounds: row " << r
-                << " starts at byte " << at << " of " << s.name << " with " << s.row_bytes << " bytes";
-        throw OutOfBounds(message.str());
+        message << "is out of bounds: row " << r << " starts at byte " << at << " of " << s.name << " with "
+                << s.row_bytes << " bytes";
+        throw OutOfBounds(c.in->spec().name, c.in->spec().operands[operand].name, message.str());
       }
       out.push_back(inside ? std::optional(at) : std::nullopt);
     }
@@ -1376,7 +1376,8 @@ struct Semantics {
         for (int64_t i = 0; i < count; ++i)
           for (int64_t e = 0; e < run; ++e) {
             const int64_t at = static_cast<int64_t>(indices[i]) * run + e;
-            if (at >= src.free) throw OutOfBounds("local_gather index is out of bounds: element " + std::to_string(at));
+            if (at >= src.free)
+              throw OutOfBounds("local_gather", "index", "is out of bounds: element " + std::to_string(at));
             for_runs(dst, p, i * run + e, 1, [&](char* to, int64_t, int64_t) {
               if (dst.dtype == src.dtype)
                 std::memcpy(to, x + at * item, item);
@@ -1399,8 +1400,9 @@ struct Semantics {
       load_int(c.v[2], r, 0, dst.free, index.data());
       for (int32_t i : index)
         if (static_cast<uint32_t>(i) >= data.free)
-          throw OutOfBounds(std::string(c.in->spec().name) + " index " + std::to_string(static_cast<uint32_t>(i)) +
-                            " is out of bounds for " + std::to_string(data.free) + " elements");
+          throw OutOfBounds(c.in->spec().name, "indices",
+                            std::to_string(static_cast<uint32_t>(i)) + " is out of bounds for " +
+                                std::to_string(data.free) + " elements");
       if (is_integer(data.dtype) && is_integer(dst.dtype)) {
         std::vector<int32_t> row(data.free), out(dst.free);
         load_int(data, r, 0, data.free, row.data());
@@ -1719,14 +1721,14 @@ Core::Call Core::resolve(const Instruction& in, Lane* lane) {
       if (a.reg >= 0 && in.spec().prefer != Engine::dma && !is_inside(a)) {
         const Storage& s = program_.storages()[a.storage];
         std::ostringstream what;
-        what << in.spec().name << " " << in.spec().operands[i].name << " is out of bounds: a register is "
-             << registers_[a.reg] << ", so that it begins at element " << placed(a).offset << " of " << s.name
-             << " with " << s.partitions << " partitions of " << s.row_bytes / size_of(a.dtype) << " elements";
-        throw OutOfBounds(what.str());
+        what << "is out of bounds: a register is " << registers_[a.reg] << ", so that it begins at element "
+             << placed(a).offset << " of " << s.name << " with " << s.partitions << " partitions of "
+             << s.row_bytes / size_of(a.dtype) << " elements";
+        throw OutOfBounds(in.spec().name, in.spec().operands[i].name, what.str());
       }
       if (a.index && a.index->reg >= 0 && !is_inside(*a.index))
-        throw OutOfBounds(std::string(in.spec().name) + " index is out of bounds: a register is " +
-                          std::to_string(registers_[a.index->reg]));
+        throw OutOfBounds(in.spec().name, std::string(in.spec().operands[i].name) + "'s index",
+                          "is out of bounds: a register is " + std::to_string(registers_[a.index->reg]));
       c.v[i] = view(in.operands[i]);
     }
   c.v[0].discard = in.discard;
@@ -1748,8 +1750,8 @@ void Core::execute(const Instruction& in) { execute(in, nullptr); }
 
 void Core::execute(const Instruction& in, Lane* lane) {
   if (in.unwritten && program_.proves_unwritten_rows() && !leave_out(in))
-    throw UninitialisedRead(in.unwritten->text + "; " + std::string(in.spec().name) + " @" + std::to_string(in.source) +
-                            " multiplies it by something else than 0, and a result depends on it");
+    throw in.unwritten->read.also("; " + std::string(in.spec().name) + " @" + std::to_string(in.source) +
+                                  " multiplies it by something else than 0, and a result depends on it");
   if (in.runtime_reads) look_at(*in.runtime_reads);
   const auto f = Semantics::body(in.opcode);
   if (!f) {
@@ -1814,8 +1816,7 @@ void Core::execute(const Instruction& in, Lane* lane) {
           for (int64_t k = 0; k < n; ++k) {
             const int64_t at = table[p / group * group + k % group][k / group];
             if (at < 0 || at >= a.index_limit)
-              throw OutOfBounds(std::string(sp.name) + " " + std::string(sp.operands[i].name) +
-                                " is out of bounds: index " + std::to_string(at));
+              throw OutOfBounds(sp.name, sp.operands[i].name, "is out of bounds: index " + std::to_string(at));
             move(wide.row(p) + at * item, stage->view.row(p) + k * item, item);
           }
       };
@@ -1879,7 +1880,7 @@ void Core::look_at(const RuntimeReads& reads) const {
   for (const RuntimeReads::Read& r : reads.reads)
     if (runtime_maps_[r.access.storage].query(program_.storages()[r.access.storage], placed(r.access)) ==
         InitMap::State::none)
-      throw UninitialisedRead(r.text);
+      throw r.error;
 }
 
 void Core::enter() {
@@ -2052,7 +2053,7 @@ void Core::run_one(const Instruction& in, Lane* lane) {
   try {
     execute(in, lane);
   } catch (const OutOfBounds& e) {
-    throw OutOfBounds(std::string(e.what()) + " (@" + std::to_string(in.source) + ")");
+    throw OutOfBounds(e.instruction, e.operand, e.limit, in.source);
   }
 }
 

@@ -386,10 +386,10 @@ void Tracker::allocate(uint32_t storage, const Storage& s) {
 
 void Tracker::release(uint32_t storage) { maps_[storage] = InitMap(); }
 
-std::string Tracker::describe(const std::vector<Storage>& storages, const Read& r) const {
+UninitialisedRead Tracker::error(const std::vector<Storage>& storages, const Read& r) const {
   const Storage& s = storages[r.storage];
   std::ostringstream out;
-  out << spec(r.opcode).name << " " << r.operand << " reads uninitialised memory @" << r.source << ": " << s.name;
+  out << "reads uninitialised memory @" << r.source << ": " << s.name;
   if (on_chip(s.memory))
     out << " partition " << r.byte / s.row_bytes << ", element " << r.byte % s.row_bytes / size_of(r.dtype);
   else
@@ -399,7 +399,7 @@ std::string Tracker::describe(const std::vector<Storage>& storages, const Read& 
     out << "; the last write to this buffer is @" << r.writer;
   else
     out << "; the buffer was allocated @" << s.source << " and nothing writes it";
-  return out.str();
+  return {spec(r.opcode).name, r.operand, out.str()};
 }
 
 // Where the garbage comes from that is at a byte of what the access reads.
@@ -418,8 +418,7 @@ Tracker::Origin Tracker::read(const std::vector<Storage>& storages, const Instru
   const int64_t at = map.first_without_value(storages[a.storage], a);
   if (at < 0) return nullptr;
   const Origin found = origin(in, a, operand, at);
-  if (must_be_value || map.query(storages[a.storage], a) == InitMap::State::none)
-    throw UninitialisedRead(describe(storages, *found));
+  if (must_be_value || map.query(storages[a.storage], a) == InitMap::State::none) throw error(storages, *found);
   return found;
 }
 
@@ -475,7 +474,7 @@ std::shared_ptr<const UnwrittenRows> Tracker::unwritten_rows(const std::vector<S
       before = holds;
     }
   }
-  out->text = describe(storages, *found);
+  out->read = error(storages, *found);
   return out;
 }
 
@@ -589,15 +588,14 @@ std::shared_ptr<const RuntimeReads> Tracker::runtime_reads(const std::vector<Sto
     if (!perhaps_[a.storage] && !by_register) return;
     if (!found) found = std::make_shared<RuntimeReads>();
     std::ostringstream text;
-    text << in.spec().name << " " << operand << " reads uninitialised memory @" << in.source << ": "
-         << storages[a.storage].name << " was never written";
+    text << "reads uninitialised memory @" << in.source << ": " << storages[a.storage].name << " was never written";
     if (perhaps_[a.storage])
       text << "; a loop that made no trip would write it @" << writer_[a.storage];
     else if (writer_[a.storage])
       text << " where a register says; the last write to it is @" << writer_[a.storage];
     else
       text << "; it was allocated @" << storages[a.storage].source << " and nothing writes it";
-    found->reads.push_back({a, text.str()});
+    found->reads.push_back({a, {in.spec().name, operand, text.str()}});
   };
   for (size_t i = 0; i < in.operands.size(); ++i) {
     const Operand& o = in.operands[i];
@@ -683,14 +681,14 @@ bool Tracker::check_results(const std::vector<Storage>& storages, const std::vec
     if (!check_) break;
     doubt = doubt || maps_[r].first(InitMap::doubtful) >= 0;
     if (maps_[r].first(InitMap::garbage) >= 0)
-      throw UninitialisedRead(describe(storages, *origin_[r]) + "; it reaches the result " + storages[r].name +
-                              ", last written @" + std::to_string(writer_[r]));
+      throw error(storages, *origin_[r])
+          .also("; it reaches the result " + storages[r].name + ", last written @" + std::to_string(writer_[r]));
   }
   return doubt;
 }
 
 std::string Tracker::first_read(const std::vector<Storage>& storages) const {
-  return first_ ? describe(storages, *first_) : std::string();
+  return first_ ? error(storages, *first_).what() : std::string();
 }
 
 // ---- building ------------------------------------------------------------------------------------------------------

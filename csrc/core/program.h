@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "error.h"
 #include "isa.h"
 #include "plan.h"
 #include "races.h"
@@ -77,7 +78,7 @@ struct Bound {  // a number, or register * scale + number
 struct RuntimeReads {
   struct Read {
     Access access;
-    std::string text;  // which read it is
+    UninitialisedRead error;
   };
   std::vector<Read> reads;
 };
@@ -93,7 +94,7 @@ struct UnwrittenRows {
     std::vector<std::pair<int64_t, int64_t>> columns{};  // of the other factor, where it holds values there
   };
   std::vector<Row> rows;
-  std::string text;  // which read it is
+  UninitialisedRead read{""};  // where they come from
 };
 
 struct Instruction {
@@ -221,7 +222,7 @@ class Tracker {
   };
   using Origin = std::shared_ptr<const Read>;
 
-  std::string describe(const std::vector<Storage>& storages, const Read& read) const;
+  UninitialisedRead error(const std::vector<Storage>& storages, const Read& read) const;
   Origin read(const std::vector<Storage>& storages, const Instruction& in, const Access& a, std::string_view operand,
               bool must_be_value);
   // What each element that is read of an operand holds, but for unwritten rows: they count as values.

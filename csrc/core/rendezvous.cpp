@@ -12,8 +12,7 @@ namespace neuron {
 namespace {
 
 [[noreturn]] void fail(const Instruction& in, std::string_view operand, const std::string& limit) {
-  throw ValidationError(std::string(in.spec().name), std::string(operand),
-                        limit + " (@" + std::to_string(in.source) + ")");
+  throw ValidationError(in.spec().name, operand, limit, in.source);
 }
 
 // Rows of a view in element order, as contiguous bytes.
@@ -52,6 +51,48 @@ std::vector<char> narrow(const std::vector<float>& values, Dtype t) {
   std::vector<char> out(values.size() * size_of(t));
   kernels().store[static_cast<int>(t)](values.data(), static_cast<int64_t>(values.size()), out.data(), size_of(t));
   return out;
+}
+
+// What those that meet must agree on.
+struct Agreed {
+  std::string_view operand;
+  std::string (*text)(const Instruction&);
+};
+
+std::string list_text(const Instruction& in) {
+  std::string out;
+  for (const int64_t r : in.list) out += (out.empty() ? "" : ", ") + std::to_string(r);
+  return "[" + out + "]";
+}
+
+std::string source_text(const Instruction& in) {
+  const Access& src = in.operand(in.spec().operand_index("src")).access;
+  const bool variable = in.opcode == Opcode::all_gather_v || in.opcode == Opcode::all_to_all_v;
+  return std::string(info(src.dtype).name) + (variable ? "" : " of " + std::to_string(src.elements()) + " elements");
+}
+
+constexpr Agreed kAgreed[] = {
+    {"", [](const Instruction& in) { return std::string(in.spec().name); }},
+    {"replica_group", list_text},
+    {"op", [](const Instruction& in) { return std::string(info(in.op0).name); }},
+    {"collective_dim",
+     [](const Instruction& in) { return in.opcode == Opcode::sendrecv ? "" : std::to_string(in.offset); }},
+    {"src", source_text},
+};
+
+bool is_collective(const Instruction& in) {
+  return in.opcode >= Opcode::all_reduce && in.opcode <= Opcode::collective_permute;
+}
+
+// Throws if two that wait for each other do different things.
+void check_agreement(const Instruction& mine, const Core& other, const Instruction& theirs) {
+  for (const Agreed& a : kAgreed)
+    if (const std::string x = a.text(mine), y = a.text(theirs); x != y) {
+      std::ostringstream out;
+      out << "is " << x << " here, and " << y << " on rank " << other.rank() << ", core " << other.program_id() << ", @"
+          << theirs.source;
+      fail(mine, a.operand, out.str());
+    }
 }
 
 // What every member of a group contributes to a collective, in the order of the group.
@@ -112,7 +153,11 @@ enum Metadata { kSendCounts, kSendDispls, kRecvCounts, kRecvDispls };
 void exchange_variable(std::vector<Member>& members) {
   const auto n = static_cast<int64_t>(members.size());
   std::vector<std::vector<char>> metadata;
-  for (Member& m : members) metadata.push_back(read(m.core->view(m.in->operand(2))));
+  for (Member& m : members) {
+    metadata.push_back(read(m.core->view(m.in->operand(2))));
+    if (metadata.back().size() != 4 * n * sizeof(uint32_t))
+      fail(*m.in, "metadata", "must have 4 rows, a number for each rank");
+  }
   auto word = [&](int64_t rank, Metadata row, int64_t column) -> uint32_t& {
     return reinterpret_cast<uint32_t*>(metadata[rank].data())[row * n + column];
   };
@@ -127,8 +172,7 @@ void exchange_variable(std::vector<Member>& members) {
       const int64_t place = m.in->reverse1 ? word(to, kRecvDispls, from) : from * slot;
       if ((place + count) * item > static_cast<int64_t>(out.size()) ||
           (at + count) * item > static_cast<int64_t>(members[from].src.size()))
-        throw OutOfBounds(std::string(m.in->spec().name) + " counts and displacements leave the tensor (@" +
-                          std::to_string(m.in->source) + ")");
+        throw OutOfBounds(m.in->spec().name, "metadata", "counts and displacements leave the tensor", m.in->source);
       std::memcpy(out.data() + place * item, members[from].src.data() + at * item, count * item);
       word(to, kRecvCounts, from) = static_cast<uint32_t>(count);
     }
@@ -187,62 +231,61 @@ bool rendezvous(std::vector<Core*>& cores, const std::vector<const Instruction*>
   const size_t n = cores.size();
   released.assign(n, false);
   bool progress = false;
-  auto core_of = [&](int rank, int64_t program_id) -> int {
+  auto core_of = [&](int64_t rank, int64_t program_id) -> int {
     for (size_t i = 0; i < n; ++i)
       if (cores[i]->rank() == rank && cores[i]->program_id() == program_id) return static_cast<int>(i);
     return -1;
   };
+  auto names = [](const Instruction& in, int64_t number) { return std::ranges::count(in.list, number) > 0; };
   for (size_t i = 0; i < n; ++i) {
     if (!waiting[i] || released[i]) continue;
     const Instruction& in = *waiting[i];
+    const int rank = cores[i]->rank(), id = cores[i]->program_id();
     if (in.opcode == Opcode::core_barrier) {
+      if (!names(in, id)) fail(in, "cores", "does not name the core itself");
       std::vector<int> group;
-      for (int64_t id : in.list) group.push_back(core_of(cores[i]->rank(), id));
-      const bool all = std::all_of(group.begin(), group.end(), [&](int g) {
-        return g >= 0 && waiting[g] && waiting[g]->opcode == Opcode::core_barrier;
+      for (int64_t other : in.list) group.push_back(core_of(rank, other));
+      const bool all = std::ranges::all_of(group, [&](int g) {
+        return g >= 0 && waiting[g] && waiting[g]->opcode == Opcode::core_barrier && names(*waiting[g], id);
       });
       if (!all) continue;
       for (int g : group) released[g] = true;
       progress = true;
     } else if (in.opcode == Opcode::sendrecv) {
       // offset: the core sent to; count: the core received from; group: the pipe.
-      const int to = core_of(cores[i]->rank(), in.offset), from = core_of(cores[i]->rank(), in.count);
-      auto meets = [&](int k) {
-        return k >= 0 && waiting[k] && waiting[k]->opcode == Opcode::sendrecv && waiting[k]->group == in.group;
-      };
-      if (!meets(to) || !meets(from) || to != from) continue;
+      const int to = core_of(rank, in.offset), from = core_of(rank, in.count);
+      if (to < 0 || to != from) continue;
       const auto k = static_cast<size_t>(to);
-      const Instruction& theirs_in = *waiting[k];
-      const auto mine = read(cores[i]->view(in.operand(0))), theirs = read(cores[k]->view(theirs_in.operand(0)));
-      if (mine.size() != theirs.size() || in.operand(0).access.dtype != theirs_in.operand(0).access.dtype)
-        fail(in, "src", "differs in size or dtype from the other core's");
+      const Instruction* peer = waiting[k];
+      if (!peer || peer->opcode != in.opcode || peer->group != in.group || peer->offset != id || peer->count != id)
+        continue;
+      check_agreement(in, *cores[k], *peer);
+      const auto mine = read(cores[i]->view(in.operand(0))), theirs = read(cores[k]->view(peer->operand(0)));
       write(cores[i]->view(in.operand(1)), theirs.data());
-      if (k != i) write(cores[k]->view(theirs_in.operand(1)), mine.data());
+      if (k != i) write(cores[k]->view(peer->operand(1)), mine.data());
       released[i] = released[k] = true;
       progress = true;
     } else {  // a collective of the ranks in the list, core by core
+      if (!names(in, rank)) fail(in, "replica_group", "does not name the rank itself");
       std::vector<int64_t> ranks = in.list;
       if (in.opcode == Opcode::collective_permute) {
-        std::sort(ranks.begin(), ranks.end());
+        std::ranges::sort(ranks);
         ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
       }
       std::vector<int> group;
-      for (int64_t rank : ranks) group.push_back(core_of(static_cast<int>(rank), cores[i]->program_id()));
-      const bool all = std::all_of(group.begin(), group.end(), [&](int g) {
-        return g >= 0 && waiting[g] && waiting[g]->opcode == in.opcode && waiting[g]->list == in.list;
-      });
-      if (!all) continue;
+      for (const int64_t other : ranks) {
+        const int g = core_of(other, id);
+        const Instruction* theirs = g < 0 ? nullptr : waiting[g];
+        // Two that wait for each other stay: what they do must fit. One that waits for others may come later.
+        if (!theirs || !is_collective(*theirs) || !names(*theirs, rank)) break;
+        check_agreement(in, *cores[g], *theirs);
+        group.push_back(g);
+      }
+      if (group.size() < ranks.size()) continue;
       std::vector<Member> members;
       for (int g : group) {
         const View src = cores[g]->view(waiting[g]->operand(1));
         members.push_back({cores[g], waiting[g], cores[g]->view(waiting[g]->operand(0)), read(src), src.rows});
-        const Instruction& other = *waiting[g];
-        if (other.op0 != in.op0) fail(other, "op", "is not that of the other ranks");
-        if (other.offset != in.offset) fail(other, "collective_dim", "is not that of the other ranks");
-        if (other.operand(1).access.dtype != in.operand(1).access.dtype)
-          fail(other, "src", "has not the dtype of the other ranks'");
-        if (other.operand(1).access.elements() != in.operand(1).access.elements())
-          fail(other, "src", "has not the size of the other ranks'");
         released[g] = true;
       }
       exchange(members);
@@ -268,12 +311,14 @@ void run(std::vector<Core*> cores) {
     if (std::all_of(finished.begin(), finished.end(), [](bool f) { return f; })) return;
     if (!rendezvous(cores, waiting, released) && !ran) {
       std::ostringstream out;
-      out << "cores wait for each other for ever:";
-      for (size_t i = 0; i < n; ++i)
+      out << "cores wait for each other for ever";
+      for (size_t i = 0; i < n; ++i) {
+        out << (i ? "; core " : ": core ") << cores[i]->program_id();
         if (waiting[i])
-          out << " core " << cores[i]->program_id() << " at " << waiting[i]->spec().name << " @" << waiting[i]->source;
+          out << " waits at " << waiting[i]->spec().name << " @" << waiting[i]->source;
         else
-          out << " core " << cores[i]->program_id() << " has ended";
+          out << " has ended";
+      }
       throw Deadlock(out.str());
     }
     for (size_t i = 0; i < n; ++i)

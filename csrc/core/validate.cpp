@@ -11,7 +11,7 @@ namespace neuron {
 namespace {
 
 [[noreturn]] void fail(const Instruction& in, std::string_view operand, const std::string& limit) {
-  throw ValidationError(std::string(in.spec().name), std::string(operand), limit);
+  throw ValidationError(in.spec().name, operand, limit);
 }
 
 template <class... T>
@@ -46,7 +46,7 @@ void check_index(const Instruction& in, const OperandSpec& o, const Access& a, c
   if (const Box box = bounding_box(s, index);
       !index.is_dynamic() &&
       (box.begin < 0 || box.end > s.row_bytes || box.partition_begin < 0 || box.partition_end > s.partitions))
-    throw OutOfBounds(text(in.spec().name, " index is out of bounds of ", s.name));
+    throw OutOfBounds(in.spec().name, name, text("is out of bounds of ", s.name));
   if (a.indexing != Access::Indexing::rows) return;
   if (on_chip(storages[a.storage].memory)) fail(in, o.name, "on chip cannot take rows by an index");
   if (index.elements() < a.dims[0].size)
@@ -190,11 +190,15 @@ void check_rules(const Instruction& in, const std::vector<Storage>& storages) {
   const InstructionSpec& sp = in.spec();
   auto memory = [&](const Operand& o) { return storages[o.access.storage].memory; };
   if (sp.rules & kOnePsumInput && in.engine == Engine::vector) {
-    int psum = 0;
-    for (size_t i = 1; i < in.operands.size(); ++i)
-      if (in.operands[i].is_tile() && sp.operands[i].role != Role::scalar && sp.operands[i].role != Role::write)
-        psum += memory(in.operands[i]) == Memory::psum;
-    if (psum > 1) fail(in, "", "cannot read both inputs from PSUM");
+    bool psum = false;
+    for (size_t i = 1; i < in.operands.size(); ++i) {
+      if (!in.operands[i].is_tile() || sp.operands[i].role == Role::scalar || sp.operands[i].role == Role::write)
+        continue;
+      const bool here = memory(in.operands[i]) == Memory::psum;
+      if (psum && here)
+        fail(in, sp.operands[i].name, "is in PSUM, and another input: cannot read both inputs from PSUM");
+      psum = psum || here;
+    }
   }
   const bool bitwise0 = info(in.op0).cls == AluClass::bitwise, bitwise1 = info(in.op1).cls == AluClass::bitwise;
   if (sp.rules & kArithmeticOnly && (bitwise0 || bitwise1)) fail(in, "op", "must be arithmetic");
@@ -424,9 +428,10 @@ void Program::validate(Instruction& in) const {
     const Box box = bounding_box(s, a);
     if (!a.is_dynamic() &&
         (box.begin < 0 || box.end > s.row_bytes || box.partition_begin < 0 || box.partition_end > s.partitions))
-      throw OutOfBounds(text(sp.name, " ", sp.operands[i].name, " is out of bounds: partitions ", box.partition_begin,
-                             "..", box.partition_end, ", bytes ", box.begin, "..", box.end, " of ", s.name, " with ",
-                             s.partitions, " partitions of ", s.row_bytes, " bytes"));
+      throw OutOfBounds(
+          sp.name, sp.operands[i].name,
+          text("is out of bounds: partitions ", box.partition_begin, "..", box.partition_end, ", bytes ", box.begin,
+               "..", box.end, " of ", s.name, " with ", s.partitions, " partitions of ", s.row_bytes, " bytes"));
     if (on_chip(s.memory) && sp.prefer != Engine::dma && sp.locality != Locality::control)
       check_start_partition(in, sp.operands[i], a, s);
   }

@@ -157,8 +157,11 @@ def test_limit(name, trace, monkeypatch):
         statement(x)
         return x
 
-    with pytest.raises(nki.NkiValidationError, match=f"(?i){pattern}"):
+    with pytest.raises(nki.NkiValidationError, match=f"(?i){pattern}") as caught:
         (nki.jit if trace else nki.simulate)(k)(X)
+    e = caught.value
+    assert e.instruction and e.limit and e.location.startswith(__file__), vars(e)
+    assert e.operand or "generation" in e.limit, vars(e)
 
 
 def test_the_error_knows_its_parts():

@@ -86,9 +86,10 @@ def check_writable(x: object, number: int, kernel: str) -> None:
     for operator, storages in _protected.get():
         if x.untyped_storage()._cdata in storages:
             raise errors.NkiError(
-                f"{which}: in {operator} it must be an operator that says so, "
-                'torch_neuronx.nki_op("namespace::name", mutates_args=...)'
-            )
+                kernel, f"argument {number}",
+                f"(of the arrays, from 0) is written: in {operator} the kernel must be an operator that says so, "
+                'torch_neuronx.nki_op("namespace::name", mutates_args=...)',
+            )  # fmt: skip
     if is_writable(x):
         return
     if x.is_leaf:
@@ -190,14 +191,15 @@ class Output:
     def __init__(self, t: NkiTensor, for_torch: bool) -> None:
         if for_torch and any(s < 0 for s in t.strides):
             raise errors.NkiValidationError(
-                f"PyTorch has no tensors of strides {t.strides}, as the returned view of {t.name} has: copy it into a "
-                "tensor of its own"
-            )
+                "", t.name,
+                f"is returned as a view of strides {t.strides}, which PyTorch has not: copy it into a "
+                "tensor of its own",
+            )  # fmt: skip
         if t.on_chip:
-            raise errors.NkiValidationError(f"a kernel returns HBM tensors, {t.name} is in {t.buffer!r}")
+            raise errors.NkiValidationError("", t.name, f"is returned from {t.buffer!r}: a kernel returns HBM tensors")
         if t.is_indirect():
             raise errors.NkiValidationError(
-                f"a kernel returns tensors at fixed places, not a view of {t.name} by a register"
+                "", t.name, "is returned as a view by a register: a kernel returns tensors at fixed places"
             )
         self.storage, self.shape, self.strides, self.offset, self.dtype = (
             t.storage.id, t.shape, t.strides, t.offset, t.dtype,
@@ -207,7 +209,7 @@ class Output:
         low, high = t.offset + sum(e for e in ends if e < 0), t.offset + sum(e for e in ends if e > 0)
         if 0 not in t.shape and (low < 0 or (high + 1) * t.dtype.itemsize > self.bytes):
             raise errors.NkiOutOfBoundsError(
-                f"a kernel returns elements {low} to {high} of {t.name}, which has {self.bytes // t.dtype.itemsize}"
+                "", t.name, f"elements {low} to {high} are returned, it has {self.bytes // t.dtype.itemsize}"
             )
 
 

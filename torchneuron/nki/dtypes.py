@@ -78,7 +78,7 @@ def dtype(value: object) -> DType:
         except TypeError:
             pass
     if found is None:
-        raise NkiValidationError(f"NKI has no element type {value!r}")
+        raise NkiValidationError("", "dtype", f"{value!r} is no element type of NKI")
     return found
 
 

@@ -9,10 +9,19 @@ from .. import _core
 
 
 class NkiError(Exception):
-    """Base of all errors of this package. instruction, operand, limit and location (file:line) say which and where, as
-    far as they are known."""
+    """Base of all errors of kernels. instruction, operand, limit and location (file:line) say which, what and where, as
+    far as they are known ("" otherwise); the text consists of them, in this order."""
 
-    instruction = operand = limit = location = ""
+    def __init__(self, instruction: str, operand: str, limit: str, location: str = "") -> None:
+        super().__init__(instruction, operand, limit, location)
+        self.instruction, self.operand, self.limit, self.location = instruction, operand, limit, location
+
+    def __str__(self) -> str:
+        text = " ".join(part for part in (self.instruction, self.operand, self.limit) if part)
+        return f"{text} ({self.location})" if self.location else text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class NkiValidationError(NkiError, ValueError):
@@ -75,8 +84,6 @@ def locate(error: NkiError, package: str) -> None:
             called = code.co_name
         step = step.tb_next
     error.instruction = error.instruction or called
-    if error.location and not str(error).endswith(f"({error.location})"):
-        error.args = (f"{error} ({error.location})",)
 
 
 def with_places(text: str, locate: Callable[[int], str]) -> str:
@@ -85,18 +92,7 @@ def with_places(text: str, locate: Callable[[int], str]) -> str:
 
 
 def translate(error: _core.Error, locate: Callable[[int], str], source: int | None = None) -> NkiError:
-    """The public error for one of the core; source is the failing instruction's line."""
-    text = with_places(str(error), locate)
-    where = locate(source) if source else ""
-    result = _TRANSLATION.get(type(error), NkiError)(f"{text} ({where})" if where else text)
-    at = re.search(r"\(at (\S+:\d+)\)$", text)  # what runs later names the line itself
-    result.location = where or (at.group(1) if at else "")
-    if isinstance(result, NkiValidationError):
-        result.instruction, result.operand, result.limit = error.instruction, error.operand, error.limit
-    elif isinstance(result, NkiOutOfBoundsError):
-        result.limit = text.partition(": ")[2]
-        if subject := re.match(r"(\w+) (\w+) is out of bounds", text):
-            result.instruction, result.operand = subject.groups()
-    elif isinstance(result, NkiCapacityError):
-        result.limit = text
-    return result
+    """The public error for one of the core; source is the failing instruction's line, if the error does not know it."""
+    source = source or error.source
+    kind = _TRANSLATION.get(type(error), NkiError)
+    return kind(error.instruction, error.operand, with_places(error.limit, locate), locate(source) if source else "")

@@ -64,19 +64,19 @@ def dma_copy(
     vector offset are not for dge_mode.hwdge; engine sync and scalar are for it only.
     """
     check_tensors("dma_copy", dst=dst, src=src)
-    if priority is not None and integer(priority, "dma_copy priority") < 0:
-        raise NkiValidationError(f"dma_copy priority {priority} is negative")
+    if priority is not None and integer(priority, "priority") < 0:
+        raise NkiValidationError("dma_copy", "priority", f"{priority} is negative")
     queue, mode = (
         operands.code(engine, constants.engine),
         constants.dge_mode(operands.code(dge_mode, constants.dge_mode)),
     )
     if mode is constants.dge_mode.hwdge and (dst.index is not None or src.index is not None):
-        raise NkiValidationError("dma_copy dge_mode hwdge cannot take rows by a vector offset: swdge can")
+        raise NkiValidationError("dma_copy", "dge_mode", "hwdge cannot take rows by a vector offset: swdge can")
     if queue in (_core.ENGINES["sync"], _core.ENGINES["scalar"]) and mode in (
         constants.dge_mode.swdge, constants.dge_mode.none
     ):  # fmt: skip
         raise NkiValidationError(
-            f"dma_copy engine {constants.engine(queue).name} needs dge_mode hwdge, not {mode.name}"
+            "dma_copy", "engine", f"{constants.engine(queue).name} needs dge_mode hwdge, not {mode.name}"
         )
     return emit(
         "dma_copy",
@@ -97,11 +97,11 @@ def dma_compute(
 ) -> Instruction:
     """dst = sum of up to 16 srcs in fp32, of dst's element count. An indirect dst adds rows up in order."""
     if ops.alu(reduce_op) != _core.ALU_OPS["add"]:
-        raise NkiValidationError("dma_compute reduce_op must be add")
+        raise NkiValidationError("dma_compute", "reduce_op", "must be add")
     if scales is not None and any(s != 1.0 for s in scales):
-        raise NkiValidationError("dma_compute scales must be 1.0")
+        raise NkiValidationError("dma_compute", "scales", "must be 1.0")
     if not 1 <= len(srcs) <= 16:
-        raise NkiValidationError(f"dma_compute takes 1 to 16 sources, not {len(srcs)}")
+        raise NkiValidationError("dma_compute", "srcs", f"must be 1 to 16 tensors, not {len(srcs)}")
     attrs = {"oob_mode": operands.code(oob_mode, constants.oob_mode)}
     if len(srcs) <= 2:
         return emit("dma_compute", 0, (dst, *srcs), attrs)
@@ -132,10 +132,10 @@ def dma_transpose(
     check_tensors("dma_transpose", dst=dst, src=src)
     order = tuple(axes) if axes is not None else _TRANSPOSITIONS.get(src.ndim)
     if order != _TRANSPOSITIONS.get(src.ndim):
-        raise NkiValidationError(f"dma_transpose axes {order} of a tensor of {src.ndim} dimensions are not supported")
+        raise NkiValidationError("dma_transpose", "axes", f"{order} of {src.ndim} dimensions are not supported")
     expected = tuple(src.shape[a] for a in order)
     if dst.shape != expected and dst.size != src.size:
-        raise NkiValidationError(f"dma_transpose dst shape {dst.shape} is not {expected}")
+        raise NkiValidationError("dma_transpose", "dst", f"shape {dst.shape} is not {expected}")
     return emit(
         "dma_transpose",
         0,
@@ -158,13 +158,13 @@ def tensor_copy(
 def memset(dst: NkiTensor, value: float, engine: engine = engine.unknown, name: str | None = None) -> Instruction:
     """dst = value. An integer dst takes an integer value; packed types take 0 only."""
     check_tensors("memset", dst=dst)
-    number = operands.number(value, "memset value")
+    number = operands.number(value, "value")
     if dtypes.is_integer(dst.dtype):
         limits = np.iinfo(np.uint8 if dst.dtype == dtypes.bool_ else str(dst.dtype))
         if not (number.is_integer() and limits.min <= number <= limits.max):
-            raise NkiValidationError(f"memset value {value} does not fit dtype {dst.dtype}")
+            raise NkiValidationError("memset", "value", f"{value} does not fit dtype {dst.dtype}")
     if dtypes.is_packed(dst.dtype) and value != 0:
-        raise NkiValidationError(f"memset of {dst.dtype} takes 0 only")
+        raise NkiValidationError("memset", "value", f"of {dst.dtype} must be 0")
     return emit("memset", operands.code(engine, constants.engine), (dst,), {"value": number})
 
 
@@ -221,19 +221,18 @@ def nc_matmul(
 
 def _check_tiling(instruction: str, position: Sequence[int] | None, size: Sequence[int] | None) -> None:
     """Tiles of the array of 128 x 128: sizes 32, 64, 128 at multiples of themselves."""
-    position, size = (
-        operands.integers(x or (), f"{instruction} tile_position and tile_size") for x in (position, size)
-    )
-    if len(position) > 2 or len(size) > 2:
-        raise NkiValidationError(f"{instruction} tile_position and tile_size are (row, column)")
+    position, size = operands.integers(position or (), "tile_position"), operands.integers(size or (), "tile_size")
+    for operand, pair in (("tile_position", position), ("tile_size", size)):
+        if len(pair) > 2:
+            raise NkiValidationError(instruction, operand, f"{pair} must be (row, column)")
     for p in position:
         if not 0 <= p < 128:
-            raise NkiValidationError(f"{instruction} tile_position {p} must be in 0 .. 127")
+            raise NkiValidationError(instruction, "tile_position", f"{p} must be in 0 .. 127")
     for p, s in zip(position, size):
         if s not in (32, 64, 128):
-            raise NkiValidationError(f"{instruction} tile_size {s} must be 32, 64 or 128")
+            raise NkiValidationError(instruction, "tile_size", f"{s} must be 32, 64 or 128")
         if p % s:
-            raise NkiValidationError(f"{instruction} tile_position {p} must be a multiple of the tile size {s}")
+            raise NkiValidationError(instruction, "tile_position", f"{p} must be a multiple of the tile size {s}")
 
 
 def nc_matmul_mx(
@@ -389,7 +388,7 @@ def activate2(
     names = {code: text for text, code in _core.ALU_OPS.items()}
     pair = (names[ops.alu(op0)], names[ops.alu(op1)])
     if pair not in _ACTIVATE2:
-        raise NkiValidationError(f"activate2 operators {pair} are not supported")
+        raise NkiValidationError("activate2", "op0, op1", f"{pair} are none of its pairs of operators")
     return emit(
         "activate2", 0,
         (dst, data, 0.0 if imm0 is None else imm0, 0.0 if imm1 is None else imm1, relu_param,
@@ -443,7 +442,7 @@ def tensor_reduce(
     check_tensors("tensor_reduce", dst=dst, data=data)
     axes = sorted(data._dim(a) for a in (axis if isinstance(axis, Iterable) else (axis,)))
     if not axes or axes[0] == 0 or axes != list(range(axes[0], data.ndim)):
-        raise NkiValidationError(f"tensor_reduce axis {axis} must be trailing free axes of {data.shape}")
+        raise NkiValidationError("tensor_reduce", "axis", f"{axis} must be trailing free axes of {data.shape}")
     run = 1
     for a in axes:
         run *= data.shape[a]
@@ -457,7 +456,7 @@ def tensor_partition_reduce(dst: NkiTensor, op: object, data: NkiTensor, name: s
     """dst[1, F] = op over the partitions of data[P, F]; op add, average, max, bitwise_or, bitwise_and."""
     check_tensors("tensor_partition_reduce", dst=dst, data=data)
     if dst.shape[0] != 1 or dst.free_size != data.free_size:
-        raise NkiValidationError(f"tensor_partition_reduce dst shape {dst.shape} is not (1, {data.free_size})")
+        raise NkiValidationError("tensor_partition_reduce", "dst", f"shape {dst.shape} is not (1, {data.free_size})")
     return emit("tensor_partition_reduce", 0, (dst, data), {"op0": ops.alu(op)})
 
 
@@ -645,9 +644,9 @@ def nc_stream_shuffle(
     dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int], name: str | None = None
 ) -> Instruction:
     """In every group of 32 partitions dst[i] = src[shuffle_mask[i]]; 255 keeps dst[i]."""
-    mask = operands.integers(shuffle_mask, "nc_stream_shuffle shuffle_mask")
+    mask = operands.integers(shuffle_mask, "shuffle_mask")
     if len(mask) != 32:
-        raise NkiValidationError(f"nc_stream_shuffle shuffle_mask has {len(mask)} entries, not 32")
+        raise NkiValidationError("nc_stream_shuffle", "shuffle_mask", f"has {len(mask)} entries, not 32")
     return emit("nc_stream_shuffle", 0, (dst, src), {}, mask)
 
 
@@ -689,7 +688,7 @@ def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = N
 def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: str | None = None) -> Instruction:
     """The largest values (ascending) and their positions of a stream of n elements, element i in partition i % 16."""
     if not 8 <= n < 65536:
-        raise NkiValidationError(f"topk n {n} must be in 8 .. 65535")
+        raise NkiValidationError("topk", "n", f"{n} must be in 8 .. 65535")
     return emit("topk", 0, (val_dst, idx_dst, src), {"count": n})
 
 
@@ -743,16 +742,16 @@ def sendrecv(
     check_tensors("sendrecv", src=src, dst=dst)
     if (src.shape[0], src.free_size, src.dtype) != (dst.shape[0], dst.free_size, dst.dtype):
         raise NkiValidationError(
-            f"sendrecv dst shape {dst.shape} and dtype {dst.dtype} are not those of src, {src.shape} and {src.dtype}"
+            "sendrecv", "dst", f"shape {dst.shape} and dtype {dst.dtype} are not src's, {src.shape} and {src.dtype}"
         )
-    for operand, rank in (("send_to_rank", send_to_rank), ("recv_from_rank", recv_from_rank)):
-        if not 0 <= integer(rank, f"sendrecv {operand}") < current().launch.lnc:
-            raise NkiValidationError(f"sendrecv {operand} {rank} must be one of the {current().launch.lnc} cores")
-    return emit(
-        "sendrecv", 0, (src, dst),
-        {"offset": send_to_rank, "count": recv_from_rank, "group": pipe_id,
-         "dge_mode": queue},
-    )  # fmt: skip
+    cores = current().launch.lnc
+    to = operands.member(send_to_rank, "send_to_rank", cores, "core")
+    source = operands.member(recv_from_rank, "recv_from_rank", cores, "core")
+    if to != source:
+        raise NkiValidationError("sendrecv", "recv_from_rank", f"{source} is not send_to_rank {to}: two cores exchange")
+    pipe = operands.member(pipe_id, "pipe_id", 1 << 31, "pipe")
+    attrs = {"offset": to, "count": source, "group": pipe, "dge_mode": queue}
+    return emit("sendrecv", 0, (src, dst), attrs)
 
 
 def core_barrier(
@@ -763,14 +762,9 @@ def core_barrier(
     In a launch of one core there is nobody to wait for.
     """
     session, e = current(), operands.code(engine, constants.engine)
-    ids = operands.integers(cores, "core_barrier cores")
     if session.launch.lnc == 1:
         return Instruction("core_barrier")
-    if len(set(ids)) < len(ids) or session.program_id not in ids or not set(ids) <= set(range(session.launch.lnc)):
-        raise NkiValidationError(
-            f"core_barrier cores {ids} must be different cores of the {session.launch.lnc}, this one "
-            f"({session.program_id}) among them"
-        )
+    ids = operands.members(cores, "cores", session.launch.lnc, "core", session.program_id)
     return emit("core_barrier", e, (data,), {}, ids)
 
 

@@ -100,8 +100,7 @@ def _returned(func: Callable, result: object, inputs: list[NkiTensor], for_torch
         return _map_result(result, functools.partial(_result_of, [t.storage.id for t in inputs], for_torch))
     except errors.NkiError as e:
         code = inspect.unwrap(func).__code__
-        e.location = f"{code.co_filename}:{code.co_firstlineno}"
-        e.args = (f"{code.co_name}: {e} ({e.location})",)
+        e.instruction, e.location = code.co_name, f"{code.co_filename}:{code.co_firstlineno}"
         raise
 
 
@@ -167,7 +166,7 @@ class Kernel(arrays.Opaque):
     def __getitem__(self, grid: int | Sequence[int]) -> Kernel:
         sizes = grid if isinstance(grid, (tuple, list)) else (grid,)
         if not all(type(n) is int or isinstance(n, np.integer) for n in sizes) or math.prod(sizes) not in self.variants:
-            raise errors.NkiValidationError(f"{self.__name__}[{grid!r}]: a launch has 1 or 2 cores")
+            raise errors.NkiValidationError(self.__name__, "grid", f"{grid!r} must be 1 or 2 cores")
         return self.variants[math.prod(sizes)]
 
     def __get__(self, instance: object, owner: type | None = None) -> object:
@@ -422,9 +421,10 @@ def _finish(func: Callable, given: list[arrays.Input], cores: list[tuple[object,
         for j, x in enumerate(given):
             if x is not given[i] and (x.is_copy or given[i].is_copy) and arrays.share_memory(x.array, given[i].array):
                 raise errors.NkiValidationError(
-                    f"{func.__name__} writes its argument {i} (of the arrays, from 0), which shares memory with its "
-                    f"argument {j}; they must be contiguous and writable then: pass a copy of one of them"
-                )
+                    func.__name__, f"argument {i}",
+                    f"(of the arrays, from 0) is written and shares memory with argument {j}; they must be contiguous "
+                    "and writable then: pass a copy of one of them",
+                )  # fmt: skip
     for i in written:
         given[i].finish_write()
     out, tensors = cores[0]

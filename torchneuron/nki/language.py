@@ -213,7 +213,7 @@ def store(dst: NkiTensor, value: NkiTensor | float, **legacy: object) -> None:
 def load_transpose2d(src: NkiTensor, dtype: object = None) -> NkiTensor:
     """A new SBUF tile [N, M] from HBM src [M, N]."""
     if dtype is not None and dtypes.dtype(dtype) != src.dtype:
-        raise NkiValidationError("load_transpose2d keeps the element type")
+        raise NkiValidationError("load_transpose2d", "dtype", f"{dtypes.dtype(dtype)} is not that of src, {src.dtype}")
     t = ndarray((src.shape[1], src.shape[0]), src.dtype)
     isa.dma_transpose(t, src)
     return t
@@ -259,7 +259,7 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: object = None) -> Nk
             view = view.broadcast(d, n)
     if view.shape[0] != shape[0]:
         if view.shape[0] != 1:
-            raise NkiValidationError(f"broadcast_to: {x.shape} does not broadcast to {tuple(shape)}")
+            raise NkiValidationError("broadcast_to", "shape", f"{tuple(shape)} is none that {x.shape} broadcasts to")
         t = ndarray(shape, dtype or x.dtype)
         _broadcast_row(t, view)
         return t
@@ -300,7 +300,7 @@ def dynamic_range(start: int | Register, stop: int | Register | None = None, ste
     if stop is None:
         start, stop = 0, start
     if not isinstance(step, int) or step <= 0:
-        raise NkiValidationError(f"dynamic_range step {step!r} must be a positive integer")
+        raise NkiValidationError("dynamic_range", "step", f"{step!r} must be a positive integer")
     session = current()
     attrs = {"step": step, **operands.bound(start, "start"), **operands.bound(stop, "stop")}
     index = Register(session.program.add_register(), frozen=True)

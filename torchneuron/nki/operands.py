@@ -19,31 +19,31 @@ def emit(
         if isinstance(x, NkiTensor):
             storage = x.storage
             if storage.session is not session or (x.index is not None and x.index.storage.session is not session):
-                raise NkiValidationError(f"{name} {operand}: {x.name} belongs to another kernel, or another call of it")
+                raise NkiValidationError(name, operand, f"{x.name} belongs to another kernel, or another call of it")
             if written:
                 storage.written = True
             x = x.access()
         elif x is not None:
-            x = number(x, f"{name} {operand}")
+            x = number(x, operand, name)
         packed.append(x)
     return session.emit(name, engine, tuple(packed), attrs, values)
 
 
-def number(x: object, what: str) -> float:
+def number(x: object, operand: str, instruction: str = "") -> float:
     """x as a float; NkiValidationError if it is none, DataDependentError if it is a register without a value."""
     try:
         return float(x)
     except DataDependentError:
         raise
     except (TypeError, ValueError):
-        raise NkiValidationError(f"{what} {x!r} is no number") from None
+        raise NkiValidationError(instruction, operand, f"{x!r} is no number") from None
 
 
 def check_tensors(instruction: str, **given: object) -> None:
     """That what is looked at before the instruction is issued is tensors."""
     for operand, x in given.items():
         if not isinstance(x, NkiTensor):
-            raise NkiValidationError(f"{instruction} {operand} must be a tensor, not {type(x).__name__}")
+            raise NkiValidationError(instruction, operand, f"must be a tensor, not {type(x).__name__}")
 
 
 def code(member: object, kind: type[enum.Enum]) -> int:
@@ -56,7 +56,7 @@ def code(member: object, kind: type[enum.Enum]) -> int:
         return (kind[member] if isinstance(member, str) else kind(member)).value
     except (KeyError, ValueError):
         known = ", ".join(kind.__members__)
-        raise NkiValidationError(f"{kind.__name__} {member!r} must be one of {known}, or its number") from None
+        raise NkiValidationError("", kind.__name__, f"{member!r} must be one of {known}, or its number") from None
 
 
 def pattern(given: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -64,21 +64,39 @@ def pattern(given: Sequence[Sequence[int]]) -> tuple[int, ...]:
     try:
         return tuple(integer(v, "pattern") for pair in given for v in pair)
     except TypeError:
-        raise NkiValidationError(f"pattern {given!r} is not [[step, count], ...]") from None
+        raise NkiValidationError("", "pattern", f"{given!r} is not [[step, count], ...]") from None
 
 
-def integers(values: Sequence[int], what: str) -> tuple[int, ...]:
-    """values as ints; `what` they are, for the error."""
+def integers(values: Sequence[int], operand: str) -> tuple[int, ...]:
+    """values as ints; NkiValidationError if they are none."""
     if not isinstance(values, Iterable):
-        raise NkiValidationError(f"{what} {values!r} is not a sequence of integers")
-    return tuple(integer(v, what) for v in values)
+        raise NkiValidationError("", operand, f"{values!r} is not a sequence of integers")
+    return tuple(integer(v, operand) for v in values)
+
+
+def member(value: object, operand: str, count: int, kind: str) -> int:
+    """`value`, one of the integers 0 to count - 1; NkiValidationError otherwise. kind: of what it is one."""
+    number = integer(value, operand)
+    if not 0 <= number < count:
+        raise NkiValidationError("", operand, f"{number} is no {kind}: {kind}s are the integers 0 to {count - 1}")
+    return number
+
+
+def members(values: object, operand: str, count: int, kind: str, own: int | None = None) -> tuple[int, ...]:
+    """`values` as different integers below `count`, `own` among them if given; NkiValidationError otherwise."""
+    found = tuple(member(v, operand, count, kind) for v in integers(values, operand))
+    if len(set(found)) < len(found):
+        raise NkiValidationError("", operand, f"{list(found)} names a {kind} twice")
+    if own is not None and own not in found:
+        raise NkiValidationError("", operand, f"{list(found)} does not name the {kind} itself, {own}")
+    return found
 
 
 def bound(x: int | Register, name: str) -> dict[str, int]:
     """A number or a register's value as attributes of an instruction."""
     if isinstance(x, Register):
         return x.bound(name)
-    value = integer(x, f"a register's or a loop's {name}")
+    value = integer(x, name)
     if not -(2**31) <= value < 2**32:
-        raise NkiValidationError(f"{name} {value} does not fit the 32 bits of a register")
+        raise NkiValidationError("", name, f"{value} does not fit the 32 bits of a register")
     return {name: value}

@@ -36,7 +36,7 @@ class Op:
 def _name(op: object) -> str:
     name = op if isinstance(op, str) else getattr(op, "__name__", None) or getattr(op, "name", None)
     if name is None:
-        raise NkiValidationError(f"{op!r} is not an operator")
+        raise NkiValidationError("", "op", f"{op!r} is no operator")
     return _ALIASES.get(name, name)
 
 
@@ -47,7 +47,7 @@ def alu(op: object) -> int:
         return _core.ALU_OPS["bypass"]
     code = op.alu if isinstance(op, Op) else _core.ALU_OPS.get(_name(op))
     if code is None:
-        raise NkiValidationError(f"{op!r} is not an operator of this instruction")
+        raise NkiValidationError("", "op", f"{op!r} is no operator of instructions")
     return code
 
 
@@ -55,7 +55,7 @@ def function(op: object) -> int:
     """Number of an activation function."""
     code = op.function if isinstance(op, Op) else _core.FUNCTIONS.get(_name(op))
     if code is None:
-        raise NkiValidationError(f"{op!r} is not an activation function")
+        raise NkiValidationError("", "op", f"{op!r} is no activation function")
     return code
 
 

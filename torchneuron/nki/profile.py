@@ -122,7 +122,7 @@ def profile(kernel: Kernel | Callable, target: str | None = None, core: int = 0)
             traced = kernel._trace(args, kwargs, hardware, runs=False)
         except errors.DataDependentError as e:
             raise errors.NkiError(
-                f"the time of {kernel.__name__} depends on values and cannot be predicted: {e}"
+                kernel.__name__, "", f"takes a time that depends on values and cannot be predicted: {e}"
             ) from e
         session = traced.cores[core].session
         program = session.program

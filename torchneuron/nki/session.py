@@ -129,7 +129,7 @@ class Launch:
                     f"core {i} " + ("has ended" if self.ended[i] else f"waits at {s.locate(s.last_source)}")
                     for i, s in enumerate(self.sessions)
                 )
-                self.failure = errors.NkiDeadlockError(f"cores wait for each other for ever: {where}")
+                self.failure = errors.NkiDeadlockError("", "", f"cores wait for each other for ever: {where}")
         if ready:
             after = [i for i in ready if i > self.turn] or ready
             self.turn = after[0]
@@ -231,11 +231,11 @@ class Session:
             external = external or (buffer is shared_hbm and self.launch.lnc * self.launch.ranks > 1)
         if partitions * row_bytes > _MOST_BYTES:
             raise errors.NkiCapacityError(
-                f"{storage.name} of shape {shape} has {partitions * row_bytes} bytes: no chip has so many"
+                "", storage.name, f"of shape {shape} has {partitions * row_bytes} bytes: no chip has so many"
             )
         partition_start, offset = address if address is not None else (0, -1)
         if address is not None and buffer.on_chip:
-            self._check_address(storage, partition_start, offset, partitions, row_bytes, source)
+            self._check_address(storage, partition_start, offset, partitions, row_bytes)
         storage.id = self.program.add_storage(
             storage.name, buffer.code, partitions, row_bytes, offset, partition_start, external, source
         )
@@ -261,31 +261,28 @@ class Session:
             return allocate()
         except MemoryError:
             raise errors.NkiCapacityError(
-                f"{storage.name} of shape {storage.shape} does not fit this machine's memory"
+                "", storage.name, f"of shape {storage.shape} does not fit this machine's memory"
             ) from None
 
-    def _check_address(
-        self, storage: Storage, partition: int, offset: int, partitions: int, row_bytes: int, source: int
-    ) -> None:
+    def _check_address(self, storage: Storage, partition: int, offset: int, partitions: int, row_bytes: int) -> None:
         """That a place which the kernel chose exists."""
-        where = f"({self.locate(source)})"
         memory, capacity = ("PSUM", PSUM_BYTES) if storage.buffer is psum else ("SBUF", self.target.sbuf_bytes)
         if partition < 0 or offset < 0:
-            raise errors.NkiValidationError(f"{storage.name}: address ({partition}, {offset}) is negative {where}")
+            raise errors.NkiValidationError("", storage.name, f"address ({partition}, {offset}) is negative")
         if partition + partitions > 128:
             raise errors.NkiValidationError(
-                f"{storage.name}: partitions {partition} to {partition + partitions - 1} are more than the 128 of "
-                f"{memory} {where}"
+                "", storage.name, f"partitions {partition} to {partition + partitions - 1} are more than {memory}'s 128"
             )
         if storage.buffer is psum and offset % PSUM_BANK_BYTES:
             raise errors.NkiValidationError(
-                f"{storage.name}: PSUM address {offset} is not at a bank, a multiple of {PSUM_BANK_BYTES} bytes {where}"
+                "", storage.name, f"PSUM address {offset} is not at a bank, a multiple of {PSUM_BANK_BYTES} bytes"
             )
         if offset + row_bytes > capacity and not self.wide:
             raise errors.NkiCapacityError(
-                f"{memory} capacity exceeded: {storage.name} lies at bytes {offset} to {offset + row_bytes - 1} of a "
-                f"partition, the limit is {capacity} {where}"
-            )
+                "", storage.name,
+                f"lies at bytes {offset} to {offset + row_bytes - 1} of a partition: {memory} capacity exceeded, the "
+                f"limit is {capacity}",
+            )  # fmt: skip
 
     def _shared_key(self, buffer: Buffer, name: str, given: bool) -> tuple[bool, str, int] | None:
         """What names a new tensor on all cores: whose it is, its name, and how many of that name came before it. None:
@@ -306,9 +303,10 @@ class Session:
             )
         if array.size != size:
             raise errors.NkiValidationError(
-                f"{storage.name} of shape {storage.shape} has {size} bytes here and {array.size} on another core "
-                f"({where}): in shared_hbm tensors of one name, or as many without one, are one on all cores"
-            )
+                "", storage.name,
+                f"of shape {storage.shape} has {size} bytes here and {array.size} on another core ({where}): in "
+                "shared_hbm tensors of one name, or as many without one, are one on all cores",
+            )  # fmt: skip
         return array
 
     def finish(self, results: Iterable[int]) -> None:
@@ -317,7 +315,7 @@ class Session:
         if not self.wide:  # what is kept in fp32 takes more than it would
             self._check_capacity()
         if self.program.loop_depth:
-            raise errors.NkiValidationError("a device loop was left by break or return: it runs to its end")
+            raise errors.NkiValidationError("", "", "a device loop was left by break or return: it runs to its end")
         try:
             self.program.check_results(sorted(results))
         except _core.Error as e:

@@ -15,14 +15,14 @@ NONE, ROWS, ELEMENTS = 0, 1, 2  # how an access is indexed (Access::Indexing)
 MAX_DIMS = 6
 
 
-def integer(value: object, what: str) -> int:
+def integer(value: object, operand: str) -> int:
     """`value` as an int; NkiValidationError if it is none, DataDependentError if it is a register without a value."""
     try:
         return operator.index(value)
     except errors.DataDependentError:
         raise
     except TypeError:
-        raise errors.NkiValidationError(f"{what} {value!r} is not an integer") from None
+        raise errors.NkiValidationError("", operand, f"{value!r} is not an integer") from None
 
 
 class Register:
@@ -38,12 +38,12 @@ class Register:
         self.id, self.scale, self.offset, self.frozen = id, scale, offset, frozen
         self.session = current()
         if not (-(2**31) <= scale < 2**31 and -(2**31) <= offset < 2**31):
-            raise errors.NkiValidationError(f"register * {scale} + {offset} does not fit the 32 bits of a register")
+            raise errors.NkiValidationError("register", "", f"* {scale} + {offset} does not fit its 32 bits")
 
     def bound(self, name: str) -> dict[str, int]:
         """The value as attributes of an instruction."""
         if self.session is not current():
-            raise errors.NkiValidationError(f"{self!r} belongs to another kernel")
+            raise errors.NkiValidationError("", name, f"{self!r} belongs to another kernel")
         return {f"{name}_reg": self.id, f"{name}_scale": self.scale, name: self.offset}
 
     def _value(self) -> int:
@@ -62,7 +62,7 @@ class Register:
     def __add__(self, other: int | Register) -> Register:
         if isinstance(other, Register):
             return _sum(self.bound("start"), other.bound("stop"))
-        return Register(self.id, self.scale, self.offset + integer(other, "a register's summand"), True)
+        return Register(self.id, self.scale, self.offset + integer(other, "summand"), True)
 
     __radd__ = __add__
 
@@ -76,7 +76,7 @@ class Register:
         return -self + other
 
     def __mul__(self, other: int | Register) -> Register:
-        factor = int(other) if isinstance(other, Register) else integer(other, "a register's factor")
+        factor = int(other) if isinstance(other, Register) else integer(other, "factor")
         return Register(self.id, self.scale * factor, self.offset * factor, True)
 
     __rmul__ = __mul__
@@ -107,6 +107,10 @@ def _sum(start: dict[str, int], stop: dict[str, int]) -> Register:
     r = Register(session.program.add_register(), frozen=True)
     session.emit("register_move", 0, (), {"reg": r.id, **start, **stop})
     return r
+
+
+_FIRST = "on chip the partition dimension stays first"
+_ROWS = "takes rows (dimension 0) of an HBM tensor"
 
 
 class ds:
@@ -236,7 +240,7 @@ class NkiTensor:
         if packed is None:
             if len(self.shape) > MAX_DIMS:
                 raise errors.NkiValidationError(
-                    f"a tensor has at most {MAX_DIMS} dimensions, this has {len(self.shape)}"
+                    "", self.name, f"has {len(self.shape)} dimensions, an operand has at most {MAX_DIMS}"
                 )
             packed = (self.storage.id, self.dtype.code, self.offset, tuple(zip(self.strides, self.shape)))
             if self.is_indirect():
@@ -257,7 +261,7 @@ class NkiTensor:
         rows = shape[:1] == self.shape[:1] and strides[:1] == self.strides[:1]
         if not same and (self.indexing == ELEMENTS or (self.indexing == ROWS and not rows)):
             raise errors.NkiValidationError(
-                f"what an index takes of {self.name} stays as it is: take a part of the index, or a view before it"
+                "", self.name, "by an index stays as it is: take a part of the index, or a view before it"
             )
         return NkiTensor(
             self.storage, self.dtype, shape, strides, offset,
@@ -267,7 +271,7 @@ class NkiTensor:
     def _retyped(self, new: dtypes.DType, shape: Sequence[int], strides: Sequence[int], offset: int) -> NkiTensor:
         """A view of this one's elements as another type; offset in its elements."""
         if self.indexing == ELEMENTS and new.itemsize != self.dtype.itemsize:
-            raise errors.NkiValidationError(f"indirect() elements of {self.name} cannot be seen as {new}")
+            raise errors.NkiValidationError("", self.name, f"by indirect() cannot be seen as {new}")
         return NkiTensor(
             self.storage, new, tuple(shape), tuple(strides), offset,
             self.reg, self._count_of(new, self.reg_stride, "a register's step"),
@@ -280,14 +284,14 @@ class NkiTensor:
         count, rest = divmod(elements * self.dtype.itemsize, new.itemsize)
         if rest:
             raise errors.NkiValidationError(
-                f"{what} of {self.name}, {elements} elements of {self.dtype}, is no whole number of elements of {new}"
+                "", self.name, f"as {new}: {what}, {elements} elements of {self.dtype}, is no whole number of those"
             )
         return count
 
     def _dim(self, dim: int) -> int:
         d = integer(dim, "dimension")
         if not -self.ndim <= d < self.ndim:
-            raise errors.NkiOutOfBoundsError(f"dimension {d} is out of range for {self.ndim} dimensions ({self.name})")
+            raise errors.NkiOutOfBoundsError("", self.name, f"of {self.ndim} dimensions has no dimension {d}")
         return d % self.ndim
 
     # ---- indexing
@@ -295,15 +299,13 @@ class NkiTensor:
         keys = key if isinstance(key, tuple) else (key,)
         ellipses = [i for i, k in enumerate(keys) if k is Ellipsis]
         if len(ellipses) > 1:
-            raise errors.NkiValidationError(f"an index has one ellipsis at most ({self.name})")
+            raise errors.NkiValidationError("index", self.name, f"has {len(ellipses)} ellipses: one at most")
         if ellipses:
             at = ellipses[0]
             fill = self.ndim - (len(keys) - 1)
             keys = keys[:at] + (slice(None),) * fill + keys[at + 1 :]
         if len(keys) > self.ndim:
-            raise errors.NkiOutOfBoundsError(
-                f"{len(keys)} indices for a tensor of {self.ndim} dimensions ({self.name})"
-            )
+            raise errors.NkiOutOfBoundsError("index", self.name, f"of {self.ndim} dimensions has {len(keys)} indices")
         shape, strides, offset = [], [], self.offset
         moves: list[tuple[Register, int]] = []  # and elements per unit
         chip = self.on_chip
@@ -312,7 +314,9 @@ class NkiTensor:
             stride = self.strides[d]
             if isinstance(k, slice):
                 if isinstance(k.start, Register) or isinstance(k.stop, Register):
-                    raise errors.NkiValidationError("the size of a slice must be known: take nl.ds(register, size)")
+                    raise errors.NkiValidationError(
+                        "index", self.name, "by a slice of unknown size: take nl.ds(register, size)"
+                    )
                 start, stop, step = _bounds(k, n, d, self)
                 count = max(0, -(-(stop - start) // step))
                 offset += start * stride
@@ -327,12 +331,14 @@ class NkiTensor:
                     start = integer(k.start, "nl.ds start")
                     if start < 0 or size < 0 or start + size > n:
                         raise errors.NkiOutOfBoundsError(
-                            f"slice {start}:{start + size} is out of bounds for dimension {d} of size {n} ({self.name})"
+                            "index",
+                            self.name,
+                            f"slice {start}:{start + size} is out of bounds for dimension {d} of size {n}",
                         )
                     offset += start * stride
                 if not 0 <= size <= n:
                     raise errors.NkiOutOfBoundsError(
-                        f"nl.ds of size {size} is out of bounds for dimension {d} of size {n} ({self.name})"
+                        "index", self.name, f"nl.ds of size {size} is out of bounds for dimension {d} of size {n}"
                     )
                 shape.append(size)
                 strides.append(stride)
@@ -346,7 +352,7 @@ class NkiTensor:
                 i = integer(k, "index")
                 if not -n <= i < n:
                     raise errors.NkiOutOfBoundsError(
-                        f"index {i} is out of bounds for dimension {d} of size {n} ({self.name})"
+                        "index", self.name, f"{i} is out of bounds for dimension {d} of size {n}"
                     )
                 offset += (i % n) * stride
             if keep:
@@ -390,10 +396,10 @@ class NkiTensor:
             known = math.prod(n for n in new if n != -1)
             new = tuple(self.size // max(1, known) if n == -1 else n for n in new)
         if not new or min(new) < 0 or math.prod(new) != self.size:
-            raise errors.NkiValidationError(f"cannot reshape {self.shape} ({self.size} elements) to {new}")
+            raise errors.NkiValidationError("reshape", self.name, f"of shape {self.shape} cannot have shape {new}")
         if self.on_chip and new[0] != self.shape[0]:
             raise errors.NkiValidationError(
-                f"reshape on chip keeps the partition dimension {self.shape[0]}, not {new[0]}"
+                "reshape", self.name, f"on chip keeps the partition dimension {self.shape[0]}, not {new[0]}"
             )
         first = 1 if self.on_chip else 0
         strides = self.strides[:first] + _reshaped_strides(self.shape[first:], self.strides[first:], new[first:])
@@ -406,7 +412,7 @@ class NkiTensor:
         if -1 in sizes:
             sizes[sizes.index(-1)] = n // max(1, math.prod(s for s in sizes if s != -1))
         if not sizes or min(sizes) < 0 or math.prod(sizes) != n:
-            raise errors.NkiValidationError(f"cannot split dimension {d} of size {n} into {tuple(shape)}")
+            raise errors.NkiValidationError("reshape_dim", self.name, f"dimension {d}, {n}, cannot be {tuple(shape)}")
         inner = [s * self.strides[d] for s in row_major(sizes)]
         return self._view(
             (*self.shape[:d], *sizes, *self.shape[d + 1 :]), (*self.strides[:d], *inner, *self.strides[d + 1 :])
@@ -425,18 +431,22 @@ class NkiTensor:
         """Dimensions in another order; on chip the first stays."""
         order = [self._dim(d) for d in dims]
         if sorted(order) != list(range(self.ndim)):
-            raise errors.NkiValidationError(f"{tuple(dims)} is not a permutation of {self.ndim} dimensions")
+            raise errors.NkiValidationError(
+                "permute", "dims", f"{tuple(dims)} is no permutation of {self.ndim} dimensions"
+            )
         if self.on_chip and order[0] != 0:
-            raise errors.NkiValidationError("on chip the partition dimension stays first")
+            raise errors.NkiValidationError("permute", self.name, _FIRST)
         return self._view([self.shape[d] for d in order], [self.strides[d] for d in order])
 
     def broadcast(self, dim: int, size: int) -> NkiTensor:
         """A dimension of size 1 repeated."""
         d = self._dim(dim)
         if self.shape[d] != 1:
-            raise errors.NkiValidationError(f"dimension {d} has size {self.shape[d]}; only size 1 can be broadcast")
+            raise errors.NkiValidationError("broadcast", self.name, f"dimension {d} has size {self.shape[d]}, not 1")
         if self.on_chip and d == 0:
-            raise errors.NkiValidationError("the partition dimension cannot be broadcast on chip")
+            raise errors.NkiValidationError(
+                "broadcast", self.name, "on chip the partition dimension cannot be broadcast"
+            )
         shape, strides = list(self.shape), list(self.strides)
         shape[d], strides[d] = size, 0
         return self._view(shape, strides)
@@ -445,7 +455,7 @@ class NkiTensor:
         """A new dimension of size 1 before `dim`."""
         d = dim % (self.ndim + 1)
         if self.on_chip and d == 0:
-            raise errors.NkiValidationError("on chip the partition dimension stays first")
+            raise errors.NkiValidationError("expand_dim", self.name, _FIRST)
         stride = self.strides[d] * self.shape[d] if d < self.ndim else 1
         return self._view((*self.shape[:d], 1, *self.shape[d:]), (*self.strides[:d], stride, *self.strides[d:]))
 
@@ -453,9 +463,9 @@ class NkiTensor:
         """Without a dimension of size 1."""
         d = self._dim(dim)
         if self.shape[d] != 1:
-            raise errors.NkiValidationError(f"dimension {d} has size {self.shape[d]}, not 1")
+            raise errors.NkiValidationError("squeeze_dim", self.name, f"dimension {d} has size {self.shape[d]}, not 1")
         if self.on_chip and d == 0:
-            raise errors.NkiValidationError("the partition dimension cannot be removed")
+            raise errors.NkiValidationError("squeeze_dim", self.name, "on chip the partition dimension cannot go")
         return self._view((*self.shape[:d], *self.shape[d + 1 :]), (*self.strides[:d], *self.strides[d + 1 :]))
 
     def rearrange(
@@ -464,26 +474,28 @@ class NkiTensor:
         """Splits, permutes and merges by names: tuples of names, groups as nested tuples."""
         sizes = dict(fixed_sizes or {})
         if len(src_pattern) != self.ndim:
-            raise errors.NkiValidationError(f"{len(src_pattern)} names for {self.ndim} dimensions")
+            raise errors.NkiValidationError(
+                "rearrange", "src_pattern", f"has {len(src_pattern)} parts, not {self.ndim}"
+            )
         strides: dict[str, int] = {}
         for part, n, stride in zip(src_pattern, self.shape, self.strides):
             names = (part,) if isinstance(part, str) else tuple(part)
             unknown = [x for x in names if x not in sizes]
             known = math.prod(sizes[x] for x in names if x in sizes)
             if len(unknown) > 1:
-                raise errors.NkiValidationError(f"the sizes of {unknown} are not known")
+                raise errors.NkiValidationError("rearrange", "fixed_sizes", f"has not the sizes of {unknown}")
             if unknown:
                 sizes[unknown[0]] = n // max(1, known)
             if math.prod(sizes[x] for x in names) != n:
                 raise errors.NkiValidationError(
-                    f"{names} has {math.prod(sizes[x] for x in names)} elements, the dimension has {n}"
+                    "rearrange", "src_pattern", f"{names} has {math.prod(sizes[x] for x in names)} elements, not {n}"
                 )
             for x, s in zip(names, row_major([sizes[x] for x in names])):
                 strides[x] = s * stride
         shape, out = [], []
         kept = {x for part in dst_pattern for x in ((part,) if isinstance(part, str) else part)}
         if wrong := sorted(x for x in kept ^ strides.keys() if sizes.get(x) != 1):
-            raise errors.NkiValidationError(f"rearrange: {wrong} must be in both patterns")
+            raise errors.NkiValidationError("rearrange", "dst_pattern", f"{wrong} must be in both patterns")
         for part in dst_pattern:
             names = (part,) if isinstance(part, str) else tuple(part)
             n = math.prod(sizes[x] for x in names)
@@ -491,17 +503,17 @@ class NkiTensor:
             shape.append(n)
             out.append(group[0])
         if self.on_chip and (out[0] != self.strides[0] or shape[0] != self.shape[0]):
-            raise errors.NkiValidationError("on chip the partition dimension stays first")
+            raise errors.NkiValidationError("rearrange", self.name, _FIRST)
         return self._view(shape, out)
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
         """Elements start to end of one dimension."""
         d = self._dim(dim)
         if step < 1:
-            raise errors.NkiValidationError(f"slice step {step} must be positive ({self.name})")
+            raise errors.NkiValidationError("slice", "step", f"{step} must be positive")
         if not 0 <= start <= end <= self.shape[d]:
             raise errors.NkiOutOfBoundsError(
-                f"slice {start}:{end} is out of bounds for dimension {d} of size {self.shape[d]} ({self.name})"
+                "slice", self.name, f"{start}:{end} is out of bounds for dimension {d} of size {self.shape[d]}"
             )
         shape, strides = list(self.shape), list(self.strides)
         shape[d], strides[d] = -(-(end - start) // step), strides[d] * step
@@ -512,7 +524,7 @@ class NkiTensor:
         d = self._dim(dim)
         rest = (self.shape[:d] + self.shape[d + 1 :], self.strides[:d] + self.strides[d + 1 :])
         if self.on_chip and d == 0:
-            raise errors.NkiValidationError("the partition dimension cannot be selected away on chip")
+            raise errors.NkiValidationError("select", self.name, "on chip the partition dimension cannot go")
         if isinstance(index, NkiTensor):
             index = load_register(index)
         if isinstance(index, Register):
@@ -522,14 +534,14 @@ class NkiTensor:
         index = integer(index, "index")
         if not -self.shape[d] <= index < self.shape[d]:
             raise errors.NkiOutOfBoundsError(
-                f"index {index} is out of bounds for dimension {d} of size {self.shape[d]} ({self.name})"
+                "select", self.name, f"index {index} is out of bounds for dimension {d} of size {self.shape[d]}"
             )
         return self._view(*rest, self.offset + (index % self.shape[d]) * self.strides[d])
 
     def vector_select(self, dim: int, offsets: NkiTensor) -> NkiTensor:
         """Rows of an HBM tensor named by offsets [P, 1]; the result has P rows."""
         if self.on_chip or dim != 0:
-            raise errors.NkiValidationError(f"vector_select takes rows (dimension 0) of an HBM tensor ({self.name})")
+            raise errors.NkiValidationError("vector_select", self.name, _ROWS)
         view = self._view((_index(offsets).size, *self.shape[1:]), self.strides)
         view.indexing, view.index, view.index_stride, view.index_limit = ROWS, offsets, self.strides[0], self.shape[0]
         return view
@@ -541,7 +553,7 @@ class NkiTensor:
             return new
         if new != self.dtype:
             raise errors.NkiValidationError(
-                f"{self.name} is kept in fp32 (NKI_PRECISE_FP=0) and has no {self.dtype} bytes to see as {new}"
+                "", self.name, f"is kept in fp32 (NKI_PRECISE_FP=0) and has no {self.dtype} bytes to see as {new}"
             )
         return self.dtype
 
@@ -552,7 +564,7 @@ class NkiTensor:
         if old_size == new_size:
             return self._retyped(new, self.shape, self.strides, self.offset)
         if self.strides[-1] != 1 and self.shape[-1] != 1:
-            raise errors.NkiValidationError("view to a type of another size needs a contiguous last dimension")
+            raise errors.NkiValidationError("view", self.name, f"as {new} needs a contiguous last dimension")
         strides = [self._count_of(new, s, "a step") for s in self.strides[:-1]]
         last = self._count_of(new, self.shape[-1], "the last dimension")
         offset = self._count_of(new, self.offset, "the start")
@@ -576,17 +588,17 @@ class NkiTensor:
         chip pattern[0] takes each partition: its step is the elements of a partition of the storage, or of this view.
         """
         if self.indexing != NONE:
-            raise errors.NkiValidationError(f"ap() of what an index takes of {self.name}: the pattern comes before it")
+            raise errors.NkiValidationError("ap", self.name, "by an index has no pattern: it comes before the index")
         new = self.dtype if dtype is None else self._as(dtype)
         try:
-            strides, shape = zip(*((integer(s, "ap step"), integer(n, "ap size")) for s, n in pattern))
+            strides, shape = zip(*((integer(s, "step"), integer(n, "size")) for s, n in pattern))
         except (TypeError, ValueError):
-            raise errors.NkiValidationError(f"ap pattern {pattern!r} is not [[step, size], ...] of integers") from None
+            raise errors.NkiValidationError("ap", "pattern", f"{pattern!r} must be [[step, size], ...]") from None
         if self.on_chip and strides[0] * new.itemsize == self.free_size * self.dtype.itemsize:
             # Published kernels count the row of the view, which may be a part of its storage's.
             strides = (self.storage.row_elements * self.storage.dtype.itemsize // new.itemsize, *strides[1:])
         base = self._count_of(new, self.offset, "the start")
-        view = self._retyped(new, shape, strides, base + (0 if offset is None else integer(offset, "ap offset")))
+        view = self._retyped(new, shape, strides, base + (0 if offset is None else integer(offset, "offset")))
         d = self._dim(indirect_dim)
         elements = math.prod(self.shape[d + 1 :])
         if scalar_offset is not None:
@@ -596,12 +608,10 @@ class NkiTensor:
             if isinstance(scalar_offset, Register):
                 view._move(scalar_offset, step)
             else:
-                view.offset += integer(scalar_offset, "ap scalar_offset") * step
+                view.offset += integer(scalar_offset, "scalar_offset") * step
         if vector_offset is not None:
             if d != 0 or self.on_chip:
-                raise errors.NkiValidationError(
-                    f"vector_offset takes rows (dimension 0) of an HBM tensor ({self.name})"
-                )
+                raise errors.NkiValidationError("ap", "vector_offset", _ROWS)
             row = self._count_of(new, self.strides[0] if self.shape[0] > 1 else elements, "a row")
             view.indexing, view.index, view.index_stride = ROWS, _index(vector_offset), row
             view.index_limit = self.shape[0]
@@ -611,7 +621,7 @@ class NkiTensor:
         """Elements of each partition named by index [P, K]; element i of a group of 16 partitions is at
         index[i % 16, i // 16]. The result is [P, num_elem]."""
         if self.free_size > 1 and self.strides[1:] != row_major(self.shape[1:]):
-            raise errors.NkiValidationError(f"indirect() needs elements of {self.name} without gaps in a partition")
+            raise errors.NkiValidationError("indirect", self.name, "has gaps in its partitions")
         n = num_elem or 16 * _index(index).free_size
         view = self._view((self.shape[0], int(n)), (self.strides[0], 1))
         view.indexing, view.index, view.index_stride, view.index_limit = ELEMENTS, index, 16, self.free_size
@@ -620,7 +630,7 @@ class NkiTensor:
 
 def _index(x: object) -> NkiTensor:
     if not isinstance(x, NkiTensor):
-        raise errors.NkiValidationError(f"an index is a tensor, not {type(x).__name__}")
+        raise errors.NkiValidationError("", "index", f"must be a tensor, not {type(x).__name__}")
     return x
 
 
@@ -634,15 +644,15 @@ def load_register(t: NkiTensor) -> Register:
 
 
 def _bounds(k: slice, n: int, d: int, t: NkiTensor) -> tuple[int, int, int]:
-    step = 1 if k.step is None else integer(k.step, "slice step")
+    step = 1 if k.step is None else integer(k.step, "step")
     if step <= 0:
-        raise errors.NkiValidationError(f"slice step {step} must be positive ({t.name})")
-    start = 0 if k.start is None else integer(k.start, "slice start")
-    stop = n if k.stop is None else integer(k.stop, "slice stop")
+        raise errors.NkiValidationError("index", t.name, f"step {step} must be positive")
+    start = 0 if k.start is None else integer(k.start, "start")
+    stop = n if k.stop is None else integer(k.stop, "stop")
     start, stop = start + n if start < 0 else start, stop + n if stop < 0 else stop
     if start < 0 or start > n or stop > n:
         raise errors.NkiOutOfBoundsError(
-            f"slice {k.start}:{k.stop} is out of bounds for dimension {d} of size {n} ({t.name})"
+            "index", t.name, f"slice {k.start}:{k.stop} is out of bounds for dimension {d} of size {n}"
         )
     return start, max(start, stop), step
 
@@ -668,7 +678,7 @@ def _reshaped_strides(shape: Sequence[int], strides: Sequence[int], new: Sequenc
             j += 1
         if count != size:
             raise errors.NkiValidationError(
-                f"no view of shape {tuple(shape)}, strides {tuple(strides)} has shape {tuple(new)}"
+                "", "shape", f"{tuple(new)} is no view of shape {tuple(shape)}, strides {tuple(strides)}"
             )
         s = stride * size
         for g in group[1:]:
@@ -689,20 +699,19 @@ def allocate(
     """A new tensor of the current session."""
     session = current()
     if not isinstance(buffer, Buffer):
-        raise errors.NkiValidationError(f"buffer {buffer!r} is not one of nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm")
+        raise errors.NkiValidationError("", "buffer", f"{buffer!r} must be nl.sbuf, nl.psum, nl.hbm or nl.shared_hbm")
     if not isinstance(shape, (int, Iterable)):
-        raise errors.NkiValidationError(f"shape {shape!r} is no sequence of sizes")
-    sizes = tuple(integer(n, "a size of a shape") for n in ((shape,) if isinstance(shape, int) else shape))
+        raise errors.NkiValidationError("", "shape", f"{shape!r} is no sequence of sizes")
+    sizes = tuple(integer(n, "shape") for n in ((shape,) if isinstance(shape, int) else shape))
     t = dtypes.stored(dtype, wide=session.wide and buffer.on_chip)
     if any(n < 0 for n in sizes):
-        raise errors.NkiValidationError(f"shape {sizes} has a negative size")
+        raise errors.NkiValidationError("", "shape", f"{sizes} has a negative size")
     if buffer.on_chip:
         if len(sizes) < 2:
-            raise errors.NkiValidationError(f"an on-chip tensor has at least 2 dimensions, shape is {sizes}")
+            raise errors.NkiValidationError("", "shape", f"{sizes} has less than the 2 dimensions of on-chip tensors")
         if sizes[0] > 128:
             raise errors.NkiValidationError(
-                f"Size of partition dimension {sizes[0]} exceeds architecture limitation of 128 "
-                f"({session.locate(session.source())})"
+                "", "shape", f"{sizes}: Size of partition dimension {sizes[0]} exceeds architecture limitation of 128"
             )
     storage = session.new_storage(sizes, t, buffer, name, address, array)
     return NkiTensor(storage, t, sizes, row_major(sizes))

@@ -130,7 +130,9 @@ def _results(kernel: Kernel, result: object, arguments: list[torch.Tensor]) -> t
     rest = _split(result, found)
     for value in _values(rest):
         if not isinstance(value, (int, float, str, type(None))):
-            raise NkiError(f"{kernel.__name__} returns {value!r}: a graph's kernels return tensors, numbers and names")
+            raise NkiError(
+                kernel.__name__, "", f"returns {value!r}: kernels of graphs return tensors, numbers and names"
+            )
     uses = collections.Counter(_storage(t) for t in found)
     bases = {_storage(t): (0, i, t) for i, t in reversed(list(enumerate(arguments)))}
 
@@ -184,9 +186,10 @@ def _handle(kernel: Kernel, rest: tuple) -> int:
     """Number of a call: the kernel, and its arguments but for tensors. NkiError if there are arrays in those."""
     if arrays.found(rest):
         raise NkiError(
-            f"{kernel.__name__}: wrap_nki and compiled functions take torch tensors, alone or in tuples, lists and "
-            "dicts; this call has NumPy arrays, or tensors in other objects"
-        )
+            kernel.__name__, "",
+            "has NumPy arrays, or tensors in other objects: wrap_nki and compiled functions take torch tensors, alone "
+            "or in tuples, lists and dicts",
+        )  # fmt: skip
     try:
         key = (kernel, arrays.key(rest))
     except arrays.Unhashable:

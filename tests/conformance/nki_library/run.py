@@ -95,6 +95,13 @@ SUITE_FAULTS = (
         "matmul of this generation has",
     ),
     (
+        r"test_attn_blk_model\[.*_(256|512)-.*-bfloat16-1-2-",
+        "several ranks: K_cache",
+        "on trn3 qkv_cte (for batches beyond 128) clips what it casts to `nl.float8_e4m3` at 448 (qkv_cte.py:74), and the "
+        "largest number of that type is 240: three of four elements become infinite and all of K, V and X_out NaN. The "
+        "reference clips at 240",
+    ),
+    (
         r"test_attn_blk_model\[.*-bfloat16-1-2-",
         "Validation failed for",
         "fp8 weights by static quantisation with a fp8 cache. K is drawn with a deviation of 60 and not scaled back, so that "
@@ -232,7 +239,8 @@ def report(args: argparse.Namespace) -> None:
                 counts[key][result["outcome"]] += 1
             if result["outcome"] == "failed":
                 cause = result["cause"].strip().splitlines()[-1].replace(f"{args.checkout}/", "")
-                cause = re.sub(r"(Validation failed for) \['rank\d+:.*", r"\1 several ranks", cause)
+                if outputs := sorted(set(re.findall(r"'rank\d+:(\w+)'", cause))):
+                    cause = f"{cause.split('[')[0]}several ranks: {', '.join(outputs)}"
                 causes[group(case), cause[:160]].append(case)
         print(
             f"\n## {target}\n\n| directory | cases | passed | skipped | failed | not run |\n|---|---:|---:|---:|---:|---:|"
@@ -245,9 +253,13 @@ def report(args: argparse.Namespace) -> None:
         for (name, cause), failed in sorted(causes.items(), key=lambda x: -len(x[1])):
             print(f"| {len(failed)} | {name} | `{cause.replace('|', '/').replace('`', '')}` |")
         every = [(case, cause) for (_, cause), failed in causes.items() for case in failed]
-        for name, error, why in SUITE_FAULTS:
-            if count := sum(bool(re.search(name, case)) and error in cause for case, cause in every):
-                print(f"\n{count} of these by the suite itself (`{name}`, `{error}`): {why}.")
+        for name, error, why in SUITE_FAULTS:  # the first that fits
+            mine = [(case, cause) for case, cause in every if re.search(name, case) and error in cause]
+            every = [c for c in every if c not in mine]
+            if mine:
+                print(f"\n{len(mine)} of these by the suite itself (`{name}`, `{error}`): {why}.")
+        if every:
+            print(f"\nNot explained yet: {len(every)}.")
 
 
 def main() -> None:
