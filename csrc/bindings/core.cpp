@@ -18,7 +18,7 @@ namespace {
 
 // ---- Python -> instructions ----------------------------------------------------------------------------------------
 // An access is (storage, dtype, offset, ((stride, size), ...)) or that and (reg, reg_stride, indexing, index_stride,
-// index_limit, index access or None).
+// index_limit, index access or None, (reg_low, reg_high) or None).
 // A number that a kernel gave.
 template <class T>
 T number(py::handle value, Opcode opcode, const std::string& name) {
@@ -50,6 +50,7 @@ Access parse_access(const py::tuple& t, Opcode opcode) {
     a.index_limit = t[8].cast<int64_t>();
     if (!t[9].is_none())
       a.index = std::make_shared<Access>(parse_access(py::reinterpret_borrow<py::tuple>(t[9]), opcode));
+    if (!t[10].is_none()) std::tie(a.reg_low, a.reg_high) = t[10].cast<std::pair<int64_t, int64_t>>();
   }
   return a;
 }
@@ -123,7 +124,7 @@ bool step(PyCore& c, int opcode, int engine, const py::tuple& operands, const py
   return false;
 }
 
-// Lets the waiting cores meet: returns which may go on.
+// Lets the waiting cores meet: returns which may go on. The others have ended; Deadlock if none may.
 std::vector<bool> meet(const std::vector<PyCore*>& cores, const std::vector<bool>& waits) {
   std::vector<Core*> all;
   std::vector<const Instruction*> waiting;
@@ -132,7 +133,7 @@ std::vector<bool> meet(const std::vector<PyCore*>& cores, const std::vector<bool
     waiting.push_back(waits[i] ? &cores[i]->pending : nullptr);
   }
   std::vector<bool> released;
-  rendezvous(all, waiting, released);
+  if (!rendezvous(all, waiting, released)) throw deadlock(all, waiting);
   return released;
 }
 
@@ -356,9 +357,16 @@ PYBIND11_MODULE(_core, m) {
   m.def("predict", [](const Program& p, const Target& t) {
     const Timeline line = predict(p, t);
     py::list events;
-    for (const Event& e : line.events)
+    for (const Event& e : line.events) {
+      const Instruction& in = p.instructions()[e.instruction];
+      int64_t hbm = 0;  // bytes read from it and written to it
+      for (const Operand& o : in.operands)
+        if (e.bytes && o.is_tile() && !on_chip(p.storages()[o.access.storage].memory))
+          hbm += o.access.elements() * size_of(o.access.dtype);
+      const std::string_view of = e.flops > 0 ? info(in.operand(1).access.dtype).name : "";  // matmul's stationary
       events.append(py::make_tuple(e.instruction, std::string(kEngineNames[static_cast<int>(e.engine)]), e.start_ns,
-                                   e.end_ns, e.bytes, e.flops, e.waits_for, e.times));
+                                   e.end_ns, e.bytes, hbm, e.flops, std::string(of), e.waits_for, e.times));
+    }
     py::list loops;  // (line, trips, trips on the timeline)
     for (const LoopNote& l : line.loops) loops.append(py::make_tuple(l.source, l.trips, l.shown));
     py::dict busy;

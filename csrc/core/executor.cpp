@@ -442,15 +442,15 @@ struct Semantics {
       const int64_t span = v.dims[i].stride * (v.dims[i].size - 1);
       (span < 0 ? low : high) += span;
     }
-    const bool chip = on_chip(s.memory);
+    const bool chip = on_chip(s.memory), reaches = core.reaches(a);
     const int64_t total = chip ? INT64_MAX : s.row_bytes;
     const char* origin = core.buffers_[a.storage].base;
     for (int64_t r = 0; r < v.rows; ++r) {
       int64_t at = (v.base - origin) + r * v.pitch;
-      bool inside = true;
+      bool inside = reaches;
       if (!index.empty()) {
         const int64_t i = index[r];
-        inside = i >= 0 && (a.index_limit == 0 || i < a.index_limit);
+        inside = inside && i >= 0 && (a.index_limit == 0 || i < a.index_limit);
         at = (v.base - origin) + i * a.index_stride * item;
       }
       if (!chip) inside = inside && at + low >= 0 && at + high + item <= total;
@@ -462,9 +462,12 @@ struct Semantics {
       }
       if (!inside && c.in->oob_mode == OobMode::error) {
         std::ostringstream message;
-        message << "is out of bounds: row " << r << " starts at byte " << at << " of " << s.name << " with "
-                << s.row_bytes << " bytes";
-        throw OutOfBounds(c.in->spec().name, c.in->spec().operands[operand].name, message.str());
+        message << "is out of bounds: ";
+        if (reaches)
+          message << "row " << r << " starts at byte " << at << " of " << s.name << " with " << s.row_bytes << " bytes";
+        else
+          message << core.beyond(a);
+        throw OutOfBounds(c.in->spec().name, c.in->spec().operands[operand].name, message.str(), c.in->source);
       }
       out.push_back(inside ? std::optional(at) : std::nullopt);
     }
@@ -1377,7 +1380,8 @@ struct Semantics {
           for (int64_t e = 0; e < run; ++e) {
             const int64_t at = static_cast<int64_t>(indices[i]) * run + e;
             if (at >= src.free)
-              throw OutOfBounds("local_gather", "index", "is out of bounds: element " + std::to_string(at));
+              throw OutOfBounds("local_gather", "index", "is out of bounds: element " + std::to_string(at),
+                                c.in->source);
             for_runs(dst, p, i * run + e, 1, [&](char* to, int64_t, int64_t) {
               if (dst.dtype == src.dtype)
                 std::memcpy(to, x + at * item, item);
@@ -1402,7 +1406,8 @@ struct Semantics {
         if (static_cast<uint32_t>(i) >= data.free)
           throw OutOfBounds(c.in->spec().name, "indices",
                             std::to_string(static_cast<uint32_t>(i)) + " is out of bounds for " +
-                                std::to_string(data.free) + " elements");
+                                std::to_string(data.free) + " elements",
+                            c.in->source);
       if (is_integer(data.dtype) && is_integer(dst.dtype)) {
         std::vector<int32_t> row(data.free), out(dst.free);
         load_int(data, r, 0, data.free, row.data());
@@ -1701,8 +1706,21 @@ View Core::view(const Operand& operand) const {
   return v;
 }
 
+bool Core::reaches(const Access& a) const {
+  const int64_t by = placed(a).offset - a.offset;
+  return by >= a.reg_low && by <= a.reg_high;
+}
+
+std::string Core::beyond(const Access& a) const {
+  std::ostringstream out;
+  out << "a register is " << registers_[a.reg] << ", so that it begins at element " << placed(a).offset << " of "
+      << program_.storages()[a.storage].name << ", outside of the dimension that the register indexes";
+  return out.str();
+}
+
 bool Core::is_inside(const Access& a) const {
   const Storage& s = program_.storages()[a.storage];
+  if (!reaches(a)) return false;
   const Access here = placed(a);
   const Box box = bounding_box(s, here);
   return here.offset >= 0 && box.begin >= 0 && box.end <= s.row_bytes && box.partition_begin >= 0 &&
@@ -1720,15 +1738,14 @@ Core::Call Core::resolve(const Instruction& in, Lane* lane) {
       // DMA looks itself, row by row; it may skip some.
       if (a.reg >= 0 && in.spec().prefer != Engine::dma && !is_inside(a)) {
         const Storage& s = program_.storages()[a.storage];
-        std::ostringstream what;
-        what << "is out of bounds: a register is " << registers_[a.reg] << ", so that it begins at element "
-             << placed(a).offset << " of " << s.name << " with " << s.partitions << " partitions of "
-             << s.row_bytes / size_of(a.dtype) << " elements";
-        throw OutOfBounds(in.spec().name, in.spec().operands[i].name, what.str());
+        throw OutOfBounds(in.spec().name, in.spec().operands[i].name,
+                          "is out of bounds: " + beyond(a) + " of " + std::to_string(s.partitions) + " partitions of " +
+                              std::to_string(s.row_bytes / size_of(a.dtype)) + " elements",
+                          in.source);
       }
       if (a.index && a.index->reg >= 0 && !is_inside(*a.index))
         throw OutOfBounds(in.spec().name, std::string(in.spec().operands[i].name) + "'s index",
-                          "is out of bounds: a register is " + std::to_string(registers_[a.index->reg]));
+                          "is out of bounds: " + beyond(*a.index), in.source);
       c.v[i] = view(in.operands[i]);
     }
   c.v[0].discard = in.discard;
@@ -1816,7 +1833,8 @@ void Core::execute(const Instruction& in, Lane* lane) {
           for (int64_t k = 0; k < n; ++k) {
             const int64_t at = table[p / group * group + k % group][k / group];
             if (at < 0 || at >= a.index_limit)
-              throw OutOfBounds(sp.name, sp.operands[i].name, "is out of bounds: index " + std::to_string(at));
+              throw OutOfBounds(sp.name, sp.operands[i].name, "is out of bounds: index " + std::to_string(at),
+                                in.source);
             move(wide.row(p) + at * item, stage->view.row(p) + k * item, item);
           }
       };
@@ -1938,7 +1956,7 @@ void Core::run_parts() {
         if (plan.segments[s].row_local)
           run_segment(plan.segments[s], &lane);
         else
-          run_one(plan.code[plan.segments[s].begin], &lane);
+          execute(plan.code[plan.segments[s].begin], &lane);
     }
   };
   if (plan.work < kParallelWork)
@@ -2049,14 +2067,6 @@ void Core::run_segment(const CodeSegment& segment, Lane* lane) {
   for (const Call& c : calls) mark_written(*c.in);
 }
 
-void Core::run_one(const Instruction& in, Lane* lane) {
-  try {
-    execute(in, lane);
-  } catch (const OutOfBounds& e) {
-    throw OutOfBounds(e.instruction, e.operand, e.limit, in.source);
-  }
-}
-
 Core::State Core::run() {
   if (!entered_) enter();
   const Plan& plan = program_.plan();
@@ -2105,7 +2115,7 @@ Core::State Core::run() {
         if (condition(plan.code[in.match].reg)) position_ = segment_of(in.match);
         break;
       default:
-        run_one(in, nullptr);
+        execute(in, nullptr);
     }
     ++position_;
     if (segment.gives_way) return State::ready;

@@ -84,6 +84,8 @@ class Core {
   View view(const Operand& operand) const;
   Access placed(const Access& a) const;  // with its register's value
   bool is_inside(const Access& a) const;
+  bool reaches(const Access& a) const;        // its register stays in the dimensions that it indexes
+  std::string beyond(const Access& a) const;  // where it leads, for an error
   // Called now and then in long loops; it may throw. Lives as long as they run.
   void set_interrupt(const std::function<void()>* f) { interrupt_ = f; }
   const Program& program() const { return program_; }
@@ -99,7 +101,6 @@ class Core {
   friend struct Semantics;
   Call resolve(const Instruction& instruction, Lane* lane);
   void execute(const Instruction& instruction, Lane* lane);
-  void run_one(const Instruction& instruction, Lane* lane);  // errors name its line
   void run_segment(const CodeSegment& segment, Lane* lane);
   void run_rows(const CodeSegment& segment, Lane* lane);
   void mark_written(const Instruction& instruction);
@@ -127,8 +128,9 @@ class Core {
   const Instruction* waiting_ = nullptr;
 };
 
-// Lets cores that wait for each other meet; false if none could go on (a deadlock, described by deadlock_report).
+// Lets cores that wait for each other meet; false if none could go on, which is a deadlock.
 bool rendezvous(std::vector<Core*>& cores, const std::vector<const Instruction*>& waiting, std::vector<bool>& released);
+Deadlock deadlock(const std::vector<Core*>& cores, const std::vector<const Instruction*>& waiting);
 // Runs all cores to their end.
 void run(std::vector<Core*> cores);
 

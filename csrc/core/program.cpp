@@ -268,16 +268,20 @@ void Program::check_capacity(const std::vector<Storage>& storages, const LiveRan
     const Peak p = peak(storages, live, memory);
     if (p.bytes <= capacity) continue;
     std::vector<const Storage*> alive;
-    for (const auto& r : live.ranges())
-      if (storages[r.storage].memory == memory && r.first >= 0 && r.first <= p.time && r.last >= p.time)
-        alive.push_back(&storages[r.storage]);
+    const Storage* latest = nullptr;
+    int64_t begin = -1;
+    for (const auto& r : live.ranges()) {
+      if (storages[r.storage].memory != memory || r.first < 0 || r.first > p.time || r.last < p.time) continue;
+      alive.push_back(&storages[r.storage]);
+      if (r.first >= begin) begin = r.first, latest = alive.back();
+    }
     std::sort(alive.begin(), alive.end(), [](auto* a, auto* b) { return a->row_bytes > b->row_bytes; });
     std::ostringstream out;
     out << (memory == Memory::sbuf ? "SBUF" : "PSUM") << " capacity exceeded: " << p.bytes
         << " bytes per partition are live at once, the limit is " << capacity << "; the largest buffers: ";
     for (size_t i = 0; i < alive.size() && i < 8; ++i)
       out << (i ? ", " : "") << alive[i]->name << " (" << alive[i]->row_bytes << " bytes, @" << alive[i]->source << ")";
-    throw CapacityError(out.str());
+    throw CapacityError("allocate", latest->name, out.str(), latest->source);
   }
 }
 
@@ -399,7 +403,7 @@ UninitialisedRead Tracker::error(const std::vector<Storage>& storages, const Rea
     out << "; the last write to this buffer is @" << r.writer;
   else
     out << "; the buffer was allocated @" << s.source << " and nothing writes it";
-  return {spec(r.opcode).name, r.operand, out.str()};
+  return {spec(r.opcode).name, r.operand, out.str(), r.source};
 }
 
 // Where the garbage comes from that is at a byte of what the access reads.
@@ -595,7 +599,7 @@ std::shared_ptr<const RuntimeReads> Tracker::runtime_reads(const std::vector<Sto
       text << " where a register says; the last write to it is @" << writer_[a.storage];
     else
       text << "; it was allocated @" << storages[a.storage].source << " and nothing writes it";
-    found->reads.push_back({a, {in.spec().name, operand, text.str()}});
+    found->reads.push_back({a, {in.spec().name, operand, text.str(), in.source}});
   };
   for (size_t i = 0; i < in.operands.size(); ++i) {
     const Operand& o = in.operands[i];

@@ -46,6 +46,7 @@ struct Access {
   std::array<Dim, kMaxDims> dims{};
   int reg = -1;  // adds register * reg_stride elements
   int64_t reg_stride = 0;
+  int64_t reg_low = INT64_MIN, reg_high = INT64_MAX;  // what it may add to stay in the dimensions that it indexes
   // rows: step i of dims[0] starts at index[i] * index_stride, index read column by column.
   // elements: free element i of a partition is at index[i % group, i / group] of its group of partitions.
   Indexing indexing = Indexing::none;

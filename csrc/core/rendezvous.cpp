@@ -80,6 +80,11 @@ constexpr Agreed kAgreed[] = {
     {"src", source_text},
 };
 
+// The operand that says whom an instruction waits for.
+std::string_view partners(Opcode opcode) {
+  return opcode == Opcode::core_barrier ? "cores" : opcode == Opcode::sendrecv ? "recv_from_rank" : "replica_group";
+}
+
 bool is_collective(const Instruction& in) {
   return in.opcode >= Opcode::all_reduce && in.opcode <= Opcode::collective_permute;
 }
@@ -295,6 +300,21 @@ bool rendezvous(std::vector<Core*>& cores, const std::vector<const Instruction*>
   return progress;
 }
 
+Deadlock deadlock(const std::vector<Core*>& cores, const std::vector<const Instruction*>& waiting) {
+  std::ostringstream out;
+  out << "cores wait for each other for ever";
+  const Instruction* first = nullptr;
+  for (size_t i = 0; i < cores.size(); ++i) {
+    out << (i ? "; core " : ": core ") << cores[i]->program_id();
+    if (waiting[i])
+      out << " waits at " << waiting[i]->spec().name << " @" << waiting[i]->source;
+    else
+      out << " has ended";
+    if (!first) first = waiting[i];
+  }
+  return {first->spec().name, partners(first->opcode), out.str(), first->source};
+}
+
 void run(std::vector<Core*> cores) {
   const size_t n = cores.size();
   std::vector<const Instruction*> waiting(n, nullptr);
@@ -309,18 +329,7 @@ void run(std::vector<Core*> cores) {
       if (state == Core::State::waiting) waiting[i] = cores[i]->waiting_at();
     }
     if (std::all_of(finished.begin(), finished.end(), [](bool f) { return f; })) return;
-    if (!rendezvous(cores, waiting, released) && !ran) {
-      std::ostringstream out;
-      out << "cores wait for each other for ever";
-      for (size_t i = 0; i < n; ++i) {
-        out << (i ? "; core " : ": core ") << cores[i]->program_id();
-        if (waiting[i])
-          out << " waits at " << waiting[i]->spec().name << " @" << waiting[i]->source;
-        else
-          out << " has ended";
-      }
-      throw Deadlock(out.str());
-    }
+    if (!rendezvous(cores, waiting, released) && !ran) throw deadlock(cores, waiting);
     for (size_t i = 0; i < n; ++i)
       if (released[i]) {
         waiting[i] = nullptr;

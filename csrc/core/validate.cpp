@@ -166,6 +166,10 @@ const std::vector<Operators> kOperators = {
      {AluOp::add, AluOp::average, AluOp::maximum, AluOp::bitwise_or, AluOp::bitwise_and}},
     {Opcode::all_reduce, "op", &Instruction::op0, {AluOp::add, AluOp::minimum, AluOp::maximum}},
     {Opcode::reduce_scatter, "op", &Instruction::op0, {AluOp::add, AluOp::minimum, AluOp::maximum}},
+    {Opcode::affine_select,
+     "cmp_op",
+     &Instruction::op0,
+     {AluOp::equal, AluOp::not_equal, AluOp::greater, AluOp::greater_equal, AluOp::less, AluOp::less_equal}},
     {Opcode::select_reduce, "reduce_op", &Instruction::reduce_op, {AluOp::maximum}},
     {Opcode::range_select, "reduce_op", &Instruction::reduce_op, {AluOp::maximum}},
 };
@@ -176,6 +180,17 @@ void check_operators(const Instruction& in, int generation) {
       fail(in, o.name, text(info(in.*o.op).name, " is not supported"));
   if (in.opcode == Opcode::activation && in.reduce_cmd == ReduceCmd::load_reduce)
     fail(in, "reduce_cmd", "load_reduce is not supported");
+  if (in.opcode == Opcode::tensor_copy && in.engine == Engine::scalar && generation < 3)
+    fail(in, "engine", "scalar cannot run it before trn2");
+  if (in.opcode == Opcode::tensor_tensor && in.op0 == AluOp::power && in.engine != Engine::gpsimd)
+    fail(in, "engine",
+         text(kEngineNames[static_cast<int>(in.engine)], " has no power, GpSimdE has (and reads no PSUM)"));
+  if (in.opcode == Opcode::activation && generation < 3) {
+    const int bias = in.spec().operand_index("bias");
+    if (in.operand(bias).kind == Operand::Kind::immediate) fail(in, "bias", "must be a tensor before trn2");
+    if (in.operand(bias).is_tile() && in.function == Function::reciprocal)
+      fail(in, "bias", "of reciprocal is not supported before trn2");
+  }
   // Until trn2 ScalarE multiplies and adds only.
   if (in.opcode == Opcode::tensor_scalar && in.engine == Engine::scalar && generation < 4) {
     const bool first = in.op0 == AluOp::multiply || in.op0 == AluOp::add;
@@ -225,6 +240,13 @@ void check_rules(const Instruction& in, const std::vector<Storage>& storages) {
         fail(in, sp.operands[i].name, "cannot be in psum: GpSimdE has no access to it");
 }
 
+void check_multiple(const Instruction& in, int operand, int64_t unit) {
+  const Access& a = in.operand(operand).access;
+  if (a.partitions() % unit)
+    fail(in, in.spec().operands[operand].name,
+         text("partition dimension ", a.partitions(), " is not a multiple of ", unit));
+}
+
 // MX scales of values on so many partitions, with so many words on each.
 void check_scale(const Instruction& in, int operand, int64_t partitions, int64_t words) {
   const Access& a = in.operand(operand).access;
@@ -248,6 +270,8 @@ void check_matmul(const Instruction& in, int generation) {
   if (dst.partitions() != m || dst.free_size() != n)
     fail(in, "dst", text("shape (", dst.partitions(), ", ", dst.free_size(), ") is not (", m, ", ", n, ")"));
   if (in.opcode == Opcode::nc_matmul_mx) {
+    check_multiple(in, 1, 32);
+    if (m % 2) fail(in, "stationary", text("free size ", m, " must be even"));
     check_scale(in, 3, stationary.partitions(), m);
     return check_scale(in, 4, moving.partitions(), n);
   }
@@ -266,6 +290,14 @@ void check_matmul(const Instruction& in, int generation) {
   if (dst.dtype != Dtype::float32 && !(generation >= 4 && dst.dtype == Dtype::bfloat16))
     fail(in, "dst", text("dtype ", info(dst.dtype).name, " is not supported; it must be float32"));
   if (rows == 2 && size_of(moving.dtype) != 1) fail(in, "moving", "must be an 8-bit float in double_row mode");
+  if (rows == 2 && generation < 3) fail(in, "perf_mode", "double_row is not supported before trn2");
+  const bool fn = stationary.dtype == Dtype::float8_e4m3fn;
+  for (const auto& [name, a] : {std::pair{"stationary", &stationary}, std::pair{"moving", &moving}})
+    if (a->dtype == Dtype::float8_e4m3fn && generation < 4)
+      fail(in, name, "dtype float8_e4m3fn is not supported before trn3");
+  if (moving.dtype == (fn ? Dtype::float8_e4m3 : Dtype::float8_e4m3fn) &&
+      stationary.dtype == (fn ? Dtype::float8_e4m3fn : Dtype::float8_e4m3))
+    fail(in, "moving", text("dtype ", info(moving.dtype).name, " cannot be mixed with ", info(stationary.dtype).name));
 }
 
 void check_transpose(const Instruction& in) {
@@ -275,13 +307,6 @@ void check_transpose(const Instruction& in) {
     fail(in, "data", text("shape (", data.partitions(), ", ", data.free_size(), ") exceeds ", limit, " x ", limit));
   if (dst.partitions() != data.free_size() || dst.free_size() != data.partitions())
     fail(in, "dst", text("shape (", dst.partitions(), ", ", dst.free_size(), ") is not that of the transpose"));
-}
-
-void check_multiple(const Instruction& in, int operand, int64_t unit) {
-  const Access& a = in.operand(operand).access;
-  if (a.partitions() % unit)
-    fail(in, in.spec().operands[operand].name,
-         text("partition dimension ", a.partitions(), " is not a multiple of ", unit));
 }
 
 void check_free(const Instruction& in, int operand, int64_t want) {
@@ -347,12 +372,15 @@ void check_opcode(const Instruction& in, int generation) {
     case Opcode::nc_n_gather:
       check_partitions(in, 1, in.operand(0).access.partitions());
       check_partitions(in, 2, in.operand(0).access.partitions());
+      if (in.operand(2).access.dtype != Dtype::uint32)
+        fail(in, "indices", text("dtype ", info(in.operand(2).access.dtype).name, " must be uint32"));
       return check_free(in, 2, in.operand(0).access.free_size());
     case Opcode::nc_stream_shuffle:
       for (const int64_t lane : in.list)
         if ((lane < 0 || lane > 31) && lane != 255) fail(in, "shuffle_mask", text(lane, " must be 0 to 31, or 255"));
       return check_free(in, 1, in.operand(0).access.free_size());
     case Opcode::sequence_bounds:
+      check_partitions(in, 1, 1);
       check_partitions(in, 0, in.operand(1).access.partitions());
       return check_free(in, 0, 2 * in.operand(1).access.free_size());
     case Opcode::topk: {
@@ -391,9 +419,6 @@ void check_opcode(const Instruction& in, int generation) {
         fail(in, in.spec().operands[0].name, text("has ", n, " elements; a register holds one"));
       return;
     case Opcode::affine_select:
-      if (info(in.op0).inputs != 2 || !kernels().binary_int[static_cast<int>(in.op0)])
-        fail(in, "cmp_op", text(info(in.op0).name, " is not supported"));
-      return check_pattern(in);
     case Opcode::iota:
       return check_pattern(in);
     case Opcode::nonzero_with_count:
@@ -414,7 +439,8 @@ void check_opcode(const Instruction& in, int generation) {
 void Program::validate(Instruction& in) const {
   const InstructionSpec& sp = in.spec();
   if (generation_ < sp.min_generation)
-    fail(in, "", text("needs generation ", sp.min_generation, " (the target is generation ", generation_, ")"));
+    fail(in, "target",
+         text("of generation ", generation_, " has no such instruction: it needs generation ", sp.min_generation));
   if (in.engine == Engine::unknown) in.engine = sp.prefer;
   if (!(sp.engines >> static_cast<int>(in.engine) & 1))
     fail(in, "engine", text(kEngineNames[static_cast<int>(in.engine)], " cannot run it"));

@@ -11,6 +11,7 @@ import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
 
 F32 = np.float32
+WAYS = pytest.mark.parametrize("way", [nki.simulate, nki.jit])
 X = np.zeros((128, 64), F32)
 
 
@@ -143,6 +144,77 @@ WRONG = {
         "trn3",
         "operators",
     ),
+    "copy on ScalarE": (lambda x: nisa.tensor_copy(sb(4, 4), sb(4, 4), nisa.engine.scalar), "trn1", "before trn2"),
+    "reciprocal with bias": (
+        lambda x: nisa.activation(sb(4, 4), nl.reciprocal, sb(4, 4), bias=sb(4, 1)),
+        "trn1",
+        "bias of reciprocal",
+    ),
+    "bias is a number": (
+        lambda x: nisa.activation(sb(4, 4), nl.exp, sb(4, 4), bias=1.0),
+        "trn1",
+        "bias must be a tensor",
+    ),
+    "rows of a tile": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(32, 4), sb(32, 4), tile_position=(32, 0), tile_size=(32, 32)),
+        "trn1",
+        "32 rows",
+    ),
+    "double row": (
+        lambda x: nisa.nc_matmul(
+            ps(4, 4), sb(8, 2, 4, dtype=nl.float8_e5m2), sb(8, 2, 4, dtype=nl.float8_e5m2), perf_mode="double_row"
+        ),
+        "trn1",
+        "double_row is not supported before trn2",
+    ),
+    "matmul of e4m3fn": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4, dtype=nl.float8_e4m3fn), sb(8, 4, dtype=nl.float8_e4m3fn)),
+        "trn2",
+        "float8_e4m3fn is not supported before trn3",
+    ),
+    "matmul of both e4m3": (
+        lambda x: nisa.nc_matmul(ps(4, 4), sb(8, 4, dtype=nl.float8_e4m3fn), sb(8, 4, dtype=nl.float8_e4m3)),
+        "trn3",
+        "cannot be mixed",
+    ),
+    "odd columns of mx": (
+        lambda x: nisa.nc_matmul_mx(
+            ps(7, 8),
+            sb(32, 7, dtype=nl.float8_e5m2_x4, value=0),
+            sb(32, 8, dtype=nl.float8_e5m2_x4, value=0),
+            sb(4, 7, dtype=nl.uint8),
+            sb(4, 8, dtype=nl.uint8),
+        ),
+        "trn3",
+        "stationary free size 7 must be even",
+    ),
+    "types of hwdge": (
+        lambda x: nisa.dma_copy(sb(128, 64, dtype=nl.bfloat16), x, dge_mode=nisa.dge_mode.hwdge),
+        "trn2",
+        "does not convert",
+    ),
+    "transpose of hwdge": (
+        lambda x: nisa.dma_transpose(sb(64, 128), x, dge_mode=nisa.dge_mode.hwdge),
+        "trn2",
+        "hwdge cannot transpose",
+    ),
+    "power on VectorE": (
+        lambda x: nisa.tensor_tensor(sb(4, 4), sb(4, 4), sb(4, 4), nl.power, nisa.engine.vector),
+        "trn2",
+        "no power",
+    ),
+    "comparison of affine_select": (
+        lambda x: nisa.affine_select(sb(4, 4), [[1, 4]], 1, sb(4, 4), 0.0, nl.add),
+        "trn2",
+        "cmp_op add",
+    ),
+    "rows of sequence_bounds": (lambda x: nisa.sequence_bounds(sb(2, 2, 4), sb(2, 4)), "trn2", "segment_ids partition"),
+    "indices of nc_n_gather": (
+        lambda x: nisa.nc_n_gather(sb(4, 4), sb(4, 4), sb(4, 4, dtype=nl.int32, value=0)),
+        "trn2",
+        "must be uint32",
+    ),
+    "square root of PSUM": (lambda x: nl.rsqrt(ps(4, 4)), "trn2", "psum"),
     "dma_compute operator": (lambda x: nisa.dma_compute(sb(4, 4), [sb(4, 4)], nl.multiply), "trn2", "add"),
 }
 
@@ -488,3 +560,76 @@ def test_gather_index_out_of_bounds():
 def test_nothing_runs_outside_kernels():
     with pytest.raises(RuntimeError, match="inside kernels"):
         nl.ndarray((4, 4), nl.float32)
+
+
+@WAYS
+def test_more_hbm_than_a_chip_has(way):
+    def k(x):
+        nl.ndarray((1 << 20, 1 << 20), nl.float32, nl.shared_hbm)
+        return x
+
+    with pytest.raises(nki.NkiCapacityError, match="exceeds HBM") as e:
+        way(k)(X)
+    assert e.value.operand and e.value.instruction and e.value.location.startswith(__file__)
+
+
+@WAYS
+def test_a_result_that_nothing_writes(way):
+    def k(x):
+        return nl.ndarray((4, 4), nl.float32, nl.shared_hbm)
+
+    with pytest.raises(nki.NkiUninitialisedReadError, match="is returned, and nothing writes it") as e:
+        way(k)(X)
+    assert e.value.instruction == "k" and e.value.location == f"{__file__}:{k.__code__.co_firstlineno + 1}"
+
+
+def too_much(memory):
+    def k(x):
+        kept = [nl.ndarray((128, 8192), nl.float32, memory) for _ in range(9)]
+        for t in kept:
+            nisa.memset(t, 0)
+        for t in kept:
+            nisa.tensor_copy(t, t)
+        return x
+
+    return k
+
+
+def waits(x):
+    if nl.program_id(0) == 0:
+        nisa.core_barrier(x, (0, 1))
+    return x
+
+
+def reads_garbage(x):
+    out, t = nl.ndarray((128, 64), nl.float32, nl.shared_hbm), sb(128, 32)
+    u = nl.ndarray((128, 64), nl.float32)
+    nisa.tensor_copy(u[:, 0:32], t)
+    nisa.dma_copy(out, u)
+    return out
+
+
+def gathers(x):
+    out, index = nl.ndarray((8, 8), nl.float32), sb(8, 8, dtype=nl.uint32, value=77)
+    nisa.nc_n_gather(out, nl.load(x[0:8, 0:8]), index)
+    saved = nl.ndarray((8, 8), nl.float32, nl.shared_hbm)
+    nisa.dma_copy(saved, out)
+    return saved
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "kernel,cores,error",
+    [
+        (too_much(nl.sbuf), 1, nki.NkiCapacityError),
+        (waits, 2, nki.NkiDeadlockError),
+        (reads_garbage, 1, nki.NkiUninitialisedReadError),
+        (gathers, 1, nki.NkiOutOfBoundsError),
+    ],
+)
+def test_every_error_names_instruction_operand_limit_and_line(kernel, cores, error, way):
+    with pytest.raises(error) as caught:
+        way(kernel)[cores](X)
+    e = caught.value
+    assert e.instruction and e.operand and e.limit and e.location.startswith(f"{__file__}:"), vars(e)
+    assert e.location in str(e) and str(e).startswith(f"{e.instruction} {e.operand} ")

@@ -24,6 +24,7 @@ BROKEN = {
     "import os": "imports",
     "del x": "`del`",
     "raise ValueError('x')": "`raise`",
+    "nl.divide(x, x)": "no engine has nl.divide",
 }
 KEPT = (
     "x == None",
@@ -77,3 +78,21 @@ def test_command(tmp_path: Path, capsys):
     assert cli.main(["lint", str(good)]) == 0 and not capsys.readouterr().out
     assert cli.main(["lint", str(good), str(bad)]) == 1
     assert capsys.readouterr().out.startswith(f"{bad}:6:5: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(x):\n    return x is None\nk = nki.jit(f)",
+        "def f(x):\n    return x is None\nnki.simulate(f)(1)",
+        "class A:\n    @nki.jit\n    def f(self, x):\n        return x is None",
+        "class A:\n    def f(self, x):\n        return x is None\n    def g(self):\n        return nki.jit(self.f)",
+        "def make():\n    @nki.jit(mode='simulation')\n    def f(x):\n        return x is None\n    return f",
+    ],
+)
+def test_kernels_are_found_however_they_are_made(text):
+    assert [f.message[:4] for f in lint(text)] == ["`is`"]
+
+
+def test_other_functions_are_plain_python():
+    assert not lint("def f(x):\n    return x is None\nf(1)\n@torch_neuronx.nki_op('a::b')\ndef g(x):\n    return f(x)")

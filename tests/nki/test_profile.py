@@ -163,10 +163,11 @@ def test_command_line(tmp_path, python):
     (tmp_path / "k.py").write_text(KERNEL)
     ran = python("-m", "torchneuron", "nki", "run", "k.py")
     assert ran.returncode == 0 and "[ 6.  8. 10.]" in ran.stdout, ran.stderr
+    assert all(f"\n{t}: Predicted latency" in ran.stdout for t in targets.NAMES)
     told = python("-m", "torchneuron", "nki", "profile", "k.py", "-i", "128x512:bfloat16", "--html", "t.html",
                   "--perfetto", "t.json")  # fmt: skip
     assert told.returncode == 0, told.stderr
-    assert all(t in told.stdout for t in targets.NAMES) and "attainable TFLOP/s" in told.stdout
+    assert all(t in told.stdout for t in targets.NAMES) and "of 612 GB/s" in told.stdout
     assert (tmp_path / "t.html").exists() and json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     wrong = python("-m", "torchneuron", "nki", "run", "k.py", "--kernel", "thrice")
     assert wrong.returncode != 0 and "twice" in wrong.stderr
@@ -268,3 +269,52 @@ def test_loops_whose_trips_depend_on_values_are_noted(tmp_path):
     assert "depend on values: 1 are counted" in note and f"{__file__}:" in note
     p.save_html(tmp_path / "p.html")
     assert "depend on values" in (tmp_path / "p.html").read_text()
+
+
+def test_traffic_is_of_hbm():
+    """Copies within SBUF are moved by DMA and are no traffic of HBM."""
+
+    def kernel(x):
+        a, b = nl.load(x), nl.ndarray(x.shape, x.dtype)
+        for _ in range(4):
+            nisa.dma_copy(b, a)
+        out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        nisa.dma_copy(out, b)
+        return out
+
+    p = nki.profile(kernel)(np.zeros((128, 512), np.float32))
+    assert (p.hbm_bytes, p.bytes_moved) == (2 * 128 * 512 * 4, 6 * 128 * 512 * 4)
+    assert p.roofline()["achieved_gb_s"] == pytest.approx(p.hbm_bytes / p.latency_us / 1e3)
+
+
+@pytest.mark.parametrize("dtype,rate", [(nl.float32, "fp32"), (nl.bfloat16, "bf16"), (nl.float8_e5m2, "fp8")])
+@pytest.mark.parametrize("target", targets.NAMES)
+def test_peak_of_the_roofline_is_that_of_the_types(dtype, rate, target):
+    def kernel(x):
+        a, p = nl.ndarray((128, 128), dtype), nl.ndarray((128, 128), nl.float32, nl.psum)
+        nisa.memset(a, 1)
+        nisa.nc_matmul(p, a, a)
+        return x
+
+    profile = nki.profile(kernel, target=target)(np.zeros((2, 2), np.float32))
+    want = targets.get(target).values[f"tflops_{rate}"]
+    assert profile.roofline()["attainable_tflops"] == pytest.approx(want)  # no traffic
+
+
+def test_the_command_says_which_targets_a_kernel_is_not_for(tmp_path, python):
+    kernel = """
+import numpy as np
+import nki, nki.isa as nisa, nki.language as nl
+@nki.jit
+def kernel(x):
+    t = nl.load(x)
+    nisa.exponential(t, t)
+    out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    nl.store(out, t)
+    return out
+"""
+    (tmp_path / "k.py").write_text(kernel)
+    told = python("-m", "torchneuron", "nki", "profile", "k.py", "-i", "8x8")
+    assert told.returncode == 0 and "\ntrn3: Predicted" in told.stdout, told.stderr
+    assert "\ntrn1: exponential target of generation 2" in told.stdout and "\ntrn2: exponential" in told.stdout
+    assert python("-m", "torchneuron", "nki", "profile", "k.py", "-i", "8x8", "--target", "trn1").returncode == 1

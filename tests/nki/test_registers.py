@@ -267,3 +267,58 @@ def test_what_needs_the_value_of_a_register_runs_step_by_step(name):
             nki.jit(kernel)(X)
         return
     np.testing.assert_array_equal(nki.jit(kernel)(X), X)
+
+
+BEYOND = {
+    "columns of HBM": (lambda x, t, r: nisa.dma_copy(t[0:8, 0, :], x[0:8, nl.ds(r, 8)]), 60),
+    "below": (lambda x, t, r: nisa.dma_copy(t[0:8, 0, :], x[8:16, nl.ds(r - 61, 8)]), 60),
+    "columns on chip": (lambda x, t, r: nisa.tensor_copy(t[:, 0, :], t[:, 1, nl.ds(r, 8)]), 1),
+    "one element": (lambda x, t, r: nisa.tensor_copy(t[:, 0, 0:1], t[:, 0, r]), 8),
+    "by a factor": (lambda x, t, r: nisa.tensor_copy(t[:, 0, 0:2], t[:, 0, nl.ds(2 * r + 1, 2)]), 3),
+    "select": (lambda x, t, r: nisa.dma_copy(t[0:1, 0, 0:1], x.select(1, r)[0:1]), 64),
+    "two registers": (lambda x, t, r: nisa.tensor_copy(t[:, 0, 0:4], t[:, r - 2, nl.ds(r, 4)]), 13),
+    "a view's view": (lambda x, t, r: nisa.tensor_copy(t[:, 0, 0:2], t[:, :, 2:6][:, 0, nl.ds(r, 2)]), 3),
+    "another type": (
+        lambda x, t, r: nisa.tensor_copy(t.view(nl.int16)[:, 0, 0:2], t[:, 1, nl.ds(r, 2)].view(nl.int16)[:, 0:2]), 7,
+    ),
+}  # fmt: skip
+
+
+@WAYS
+@pytest.mark.parametrize("name", BEYOND)
+def test_registers_stay_in_the_dimension_that_they_index(name, way):
+    """Also where the place is inside of the tensor; the last value before is allowed."""
+    statement, value = BEYOND[name]
+
+    def kernel(x, n):
+        t, r = nl.ndarray((8, 8, 8), nl.float32), nisa.register_alloc()
+        nisa.memset(t, 0)
+        nisa.register_load(r, nl.load(n))
+        statement(x, t, r)
+        out = nl.ndarray((8, 64), nl.float32, nl.shared_hbm)
+        nisa.dma_copy(out, t.reshape((8, 64)))
+        return out
+
+    x = np.arange(16 * 64, dtype=np.float32).reshape(16, 64)
+    number = lambda v: np.array([[v]], np.int32)
+    with pytest.raises(nki.NkiOutOfBoundsError, match="a register is") as e:
+        way(kernel)(x, number(value))
+    assert e.value.operand in ("src", "dst") and e.value.location.startswith(f"{__file__}:")
+    inside = {"below": 61, "two registers": 4}.get(name, value - 1 if value != 60 else 56)
+    way(kernel)(x, number(inside))
+
+
+@WAYS
+def test_rows_beyond_by_a_register_may_be_skipped(way):
+    def kernel(x, n):
+        out, r = nl.ndarray((8, 8), nl.float32, nl.shared_hbm), nisa.register_alloc()
+        t = nl.ndarray((8, 8), nl.float32)
+        nisa.memset(t, 5)
+        nisa.register_load(r, nl.load(n))
+        nisa.dma_copy(t, x[0:8, nl.ds(r, 8)], oob_mode=nisa.oob_mode.skip)
+        nisa.dma_copy(out, t)
+        return out
+
+    x = np.arange(16 * 64, dtype=np.float32).reshape(16, 64)
+    np.testing.assert_array_equal(way(kernel)(x, np.array([[56]], np.int32)), x[0:8, 56:64])
+    assert (way(kernel)(x, np.array([[60]], np.int32)) == 5).all()

@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from ..perf import targets
 from . import dtypes
 from .arrays import is_array
+from .errors import NkiError
 from .jit import Kernel, simulate
 from .profile import Profile, profile
 from .report import summary
@@ -184,19 +185,39 @@ def _run(args: argparse.Namespace) -> int:
         print(f"output {name}: shape {tuple(r.shape)}, dtype {r.dtype}\n{r}")
     if not outputs:
         print("the kernel returns nothing")
+    with _kernel_code(args.file):
+        _predict(args, kernel, given, named, targets.NAMES)
     return 0
+
+
+def _predict(
+    args: argparse.Namespace, kernel: Kernel, given: tuple, named: dict, names: Sequence[str], core: int = 0
+) -> list[Profile]:
+    """Prints and returns the predictions for the targets; a line for each that the kernel is not for."""
+    profiles, refused = [], []
+    for name in names:
+        try:
+            profiles.append(profile(kernel[args.lnc], target=name, core=core)(*given, **named))
+        except NkiError as e:
+            refused.append((name, e))
+    if len(names) == len(refused) == 1:
+        raise refused[0][1]
+    if profiles:
+        print(table(profiles))
+    for p in profiles:
+        print(f"{p.target}: {summary(p, p.roofline())}")
+    for name, why in refused:
+        print(f"{name}: {why}")
+    return profiles
 
 
 def _profile(args: argparse.Namespace) -> int:
     kernel, module = load_kernel(args.file, args.kernel)
     given, named = _inputs(args, module)
     with _kernel_code(args.file):
-        profiles = [
-            profile(kernel[args.lnc], target=t, core=args.core)(*given, **named) for t in args.target or targets.NAMES
-        ]
-    print(table(profiles))
-    for p in profiles:
-        print(f"{p.target}: {summary(p, p.roofline())}")
+        profiles = _predict(args, kernel, given, named, args.target or targets.NAMES, args.core)
+    if not profiles:
+        return 1
     for path, save in ((args.html, Profile.save_html), (args.perfetto, Profile.save_perfetto)):
         if path is not None:
             try:

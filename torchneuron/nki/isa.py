@@ -78,6 +78,8 @@ def dma_copy(
         raise NkiValidationError(
             "dma_copy", "engine", f"{constants.engine(queue).name} needs dge_mode hwdge, not {mode.name}"
         )
+    if mode is constants.dge_mode.hwdge and dst.dtype != src.dtype:
+        raise NkiValidationError("dma_copy", "dge_mode", f"hwdge does not convert {src.dtype} to {dst.dtype}")
     return emit(
         "dma_copy",
         0,
@@ -136,16 +138,31 @@ def dma_transpose(
     expected = tuple(src.shape[a] for a in order)
     if dst.shape != expected and dst.size != src.size:
         raise NkiValidationError("dma_transpose", "dst", f"shape {dst.shape} is not {expected}")
+    mode = constants.dge_mode(operands.code(dge_mode, constants.dge_mode))
+    if mode is constants.dge_mode.hwdge:
+        _check_hardware_transpose(src)
     return emit(
         "dma_transpose",
         0,
         (dst, src),
         {
             "oob_mode": operands.code(oob_mode, constants.oob_mode),
-            "dge_mode": operands.code(dge_mode, constants.dge_mode),
+            "dge_mode": mode.value,
         },
         order,
     )
+
+
+def _check_hardware_transpose(src: NkiTensor) -> None:
+    """What descriptors made by hardware transpose."""
+    rows, columns = src.shape[0], src.shape[-1]
+    fits = rows == 16 if src.ndim == 2 else rows in (1, 2, 4, 8, 16) and rows * src.shape[-2] % 16 == 0
+    if src.dtype.itemsize != 2 or columns > 128 or not fits:
+        raise NkiValidationError(
+            "dma_transpose", "dge_mode",
+            f"hwdge cannot transpose {src.shape} of {src.dtype}: elements of 2 bytes, last dimension up to 128, first "
+            "16 (2-D) or 1 to 16 that make with the last but one a multiple of 16",
+        )  # fmt: skip
 
 
 def tensor_copy(
@@ -228,6 +245,9 @@ def _check_tiling(instruction: str, position: Sequence[int] | None, size: Sequen
     for p in position:
         if not 0 <= p < 128:
             raise NkiValidationError(instruction, "tile_position", f"{p} must be in 0 .. 127")
+    smallest = 64 if current().target.generation < 3 else 32  # rows of a tile
+    if size and size[0] < smallest:
+        raise NkiValidationError(instruction, "tile_size", f"{size[0]} rows are not supported before trn2")
     for p, s in zip(position, size):
         if s not in (32, 64, 128):
             raise NkiValidationError(instruction, "tile_size", f"{s} must be 32, 64 or 128")
@@ -743,6 +763,11 @@ def sendrecv(
     if (src.shape[0], src.free_size, src.dtype) != (dst.shape[0], dst.free_size, dst.dtype):
         raise NkiValidationError(
             "sendrecv", "dst", f"shape {dst.shape} and dtype {dst.dtype} are not src's, {src.shape} and {src.dtype}"
+        )
+    limit = 256 * src.dtype.itemsize  # bytes of a partition that GpSimdE's own exchange moves
+    if queue == constants.dma_engine.gpsimd_dma.value and (size := src.free_size * src.dtype.itemsize) > limit:
+        raise NkiValidationError(
+            "sendrecv", "src", f"has {size} bytes per partition, gpsimd_dma exchanges {limit} of {src.dtype}"
         )
     cores = current().launch.lnc
     to = operands.member(send_to_rank, "send_to_rank", cores, "core")

@@ -17,7 +17,7 @@ from .. import _core
 from ..perf import targets
 from . import arrays, dtypes, errors
 from . import session as sessions
-from .session import Launch, Session, hbm, shared_hbm
+from .session import Launch, Session, Storage, hbm, shared_hbm
 from .tensor import NkiTensor, allocate
 
 # What tracing reads of the environment.
@@ -104,6 +104,30 @@ def _returned(func: Callable, result: object, inputs: list[NkiTensor], for_torch
         raise
 
 
+def _check_written(launch: Launch, func: Callable, result: object, inputs: list[NkiTensor]) -> None:
+    """NkiUninitialisedReadError if a tensor that the first core made and returns is written by no core."""
+    given = {id(t.storage) for t in inputs}
+
+    def check(t: NkiTensor) -> None:
+        own, session = t.storage, t.storage.session
+        if t.on_chip or not t.size or own.written or id(own) in given or own.id in session.constants:
+            return
+        if any(s.read_values for s in launch.sessions):  # another path may write it
+            return
+        key = own.key
+        if key is None or not any(
+            s.written for other in launch.sessions for s in other.storages if isinstance(s, Storage) and s.key == key
+        ):
+            raise errors.NkiUninitialisedReadError(
+                inspect.unwrap(func).__name__,
+                own.name,
+                "is returned, and nothing writes it",
+                session.locate(own.source),
+            )
+
+    _map_result(result, check)
+
+
 def _as_results(result: object, given: list[arrays.Input], like: object, memory: Callable[[int], object]) -> object:
     """The result of `_returned` with arrays like `like`. memory: the bytes of a storage of the first core."""
 
@@ -168,6 +192,11 @@ class Kernel(arrays.Opaque):
         if not all(type(n) is int or isinstance(n, np.integer) for n in sizes) or math.prod(sizes) not in self.variants:
             raise errors.NkiValidationError(self.__name__, "grid", f"{grid!r} must be 1 or 2 cores")
         return self.variants[math.prod(sizes)]
+
+    def with_schedule(self, schedule: Iterable[tuple[str, str | Sequence[str]]]) -> Kernel:
+        """The kernel. Ordering hints, (consumer, producers) by the instructions' names, change nothing that can be
+        observed."""
+        return self
 
     def __get__(self, instance: object, owner: type | None = None) -> object:
         return self if instance is None else functools.partial(self, instance)
@@ -278,10 +307,12 @@ class Kernel(arrays.Opaque):
             written = {firsts[i] for i, t in enumerate(tensors) if t.storage.written}
             traced.written = sorted(written.union(traced.written))
             if core == 0:
-                traced.result = _returned(self.func, result, tensors, bool(found) and arrays.is_torch(found[0]))
+                first = result, tensors
+                traced.result = _returned(self.func, *first, bool(found) and arrays.is_torch(found[0]))
             for s in session.storages:  # what was traced holds no data
                 if s.id not in session.constants:
                     s.array = None
+        _check_written(launch, self.func, *first)
         if self.lnc > 1:
             sessions.warn_of_races(launch)
         return traced
@@ -399,6 +430,8 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
         _run_together(launch, bodies)
     if kernel.lnc > 1:
         sessions.warn_of_races(launch)
+    for result, tensors in ended[:: kernel.lnc]:
+        _check_written(launch, kernel.func, result, tensors)
     return [
         _finish(kernel.func, given[rank], ended[rank * kernel.lnc : (rank + 1) * kernel.lnc])
         for rank in range(len(ranks))

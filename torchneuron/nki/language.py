@@ -429,6 +429,8 @@ def _engine_of(op: Op, data: NkiTensor) -> isa.engine:
 
 def _unary(name: str, function: str | None = None, alu: str | None = None) -> Op:
     def body(x: NkiTensor, dtype: object = None) -> NkiTensor:
+        if name == "rsqrt" and x.buffer is psum:
+            raise NkiValidationError("rsqrt", "x", "is in psum: GpSimdE, which computes it, has no access to it")
         out = _result(x.shape, dtypes.dtype(dtype) if dtype is not None else x.dtype)
         current().emit(
             "activation",

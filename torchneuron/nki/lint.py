@@ -2,7 +2,8 @@
 
     torchneuron nki lint kernel.py
 
-Looked at are the functions under @nki.jit and the functions and classes of the same file that they use.
+Looked at are the functions and methods that are made kernels (@nki.jit, nki.jit(f), nki.simulate(f), wrap_nki(f)) and
+the functions and classes of the same file that they use.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.AsyncWith: "`async` is not part of the kernel language",
     ast.Delete: "`del` is not part of the kernel language: buffers end with their last use",
 }
+_MAKERS = {"jit", "simulate", "profile", "wrap_nki"}  # of kernels
 _BASES = {"NKIObject", "Enum", "IntEnum", "NamedTuple"}
 _CONTEXTS = {"no_reorder"}
 _CONSTANTS = (bool, int, float, str, type(None), type(...))
@@ -52,14 +54,17 @@ def lint(source: str | Path) -> list[Finding]:
     tree = ast.parse(source.read_text() if isinstance(source, Path) else source)
     functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
     classes = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef)}
-    linter = _Linter()
-    open_ = [f for f in functions.values() if any(_name(d) == "jit" for d in f.decorator_list)]
-    seen: set[str] = set()
+    every = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    called = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _name(n) in _MAKERS]
+    made = {_name(a) for c in called for a in c.args if isinstance(a, (ast.Name, ast.Attribute))}
+    open_ = [f for f in every if f.name in made or any(_name(d) in _MAKERS for d in f.decorator_list)]
+    linter = _Linter(set(open_))
+    seen: set[ast.AST] = set()
     while open_:
         node = open_.pop()
-        if node.name in seen:
+        if node in seen:
             continue
-        seen.add(node.name)
+        seen.add(node)
         linter.check(node)
         for used in ast.walk(node):
             if isinstance(used, ast.Name):
@@ -75,7 +80,8 @@ def _name(node: ast.AST) -> str:
 
 
 class _Linter(ast.NodeVisitor):
-    def __init__(self) -> None:
+    def __init__(self, kernels: set[ast.FunctionDef]) -> None:
+        self.kernels = kernels
         self.findings: list[Finding] = []
 
     def check(self, node: ast.FunctionDef | ast.ClassDef) -> None:
@@ -91,7 +97,7 @@ class _Linter(ast.NodeVisitor):
         super().visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        kernel = any(_name(d) == "jit" for d in node.decorator_list)
+        kernel = node in self.kernels
         if node.args.kwonlyargs:
             self.report(node, "keyword-only parameters (`*` in the signature) are refused: make them ordinary ones")
         if node.decorator_list and not kernel and not isinstance(self.outer, ast.ClassDef):
@@ -119,6 +125,13 @@ class _Linter(ast.NodeVisitor):
     def visit_With(self, node: ast.With) -> None:
         if any(_name(i.context_expr) not in _CONTEXTS for i in node.items):
             self.report(node, "`with` takes nl.no_reorder() alone")
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr == "divide" and _name(node.value) in ("nl", "language"):
+            self.report(
+                node, "no engine has nl.divide: multiply by nl.reciprocal, or use nl.divide in simulation alone"
+            )
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:

@@ -15,8 +15,9 @@ from .jit import Kernel, jit
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One run of an instruction on the timeline. start, end in µs; bytes moved (DMA) and floating-point operations
-    (TensorE). times: how many runs it stands for: of a long device loop only the first trips are on the timeline."""
+    """One run of an instruction on the timeline. start, end in µs; bytes that DMA moves, hbm_bytes that it reads from
+    HBM and writes to it; floating-point operations (TensorE) and the type of what is multiplied. times: how many
+    runs it stands for: of a long device loop only the first trips are on the timeline."""
 
     name: str
     engine: str
@@ -24,7 +25,9 @@ class Event:
     end: float
     location: str
     bytes: int
+    hbm_bytes: int
     flops: float
+    dtype: str
     waits_for: int  # index of the event that decided the start; -1: none
     times: int = 1
 
@@ -53,6 +56,11 @@ class Profile:
         return sum(i.bytes * i.times for i in self.instructions)
 
     @property
+    def hbm_bytes(self) -> int:
+        """Bytes read from HBM and written to it."""
+        return sum(i.hbm_bytes * i.times for i in self.instructions)
+
+    @property
     def flops(self) -> float:
         """Floating-point operations of TensorE."""
         return sum(i.flops * i.times for i in self.instructions)
@@ -70,15 +78,21 @@ class Profile:
         return chain[::-1]
 
     def roofline(self) -> dict[str, float]:
-        """intensity (FLOP/byte), achieved and attainable TFLOP/s for bf16, and the balance point of the target."""
+        """Position on the target's roofline: intensity (FLOP per byte of HBM traffic), achieved and attainable TFLOP/s,
+        the balance point, and achieved and attainable GB/s of HBM. TensorE's peak is that of the types multiplied."""
         values = targets.get(self.target).values
-        peak, bandwidth = values["tflops_bf16"] * 1e12, values["hbm_bytes_per_ns"] * 1e9
-        intensity = self.flops / self.bytes_moved if self.bytes_moved else 0.0
+        seconds, bandwidth = self.latency_us * 1e-6, values["hbm_bytes_per_ns"] * 1e9
+        least = sum(i.flops * i.times / (values[_peak(i.dtype)] * 1e12) for i in self.instructions if i.flops)
+        peak = self.flops / least if least else values["tflops_bf16"] * 1e12
+        intensity = self.flops / self.hbm_bytes if self.hbm_bytes else 0.0
+        reached = min(peak, intensity * bandwidth) if self.hbm_bytes else peak if self.flops else 0.0
         return {
             "intensity": intensity,
-            "achieved_tflops": self.flops / (self.latency_us * 1e-6) / 1e12 if self.latency_us else 0.0,
-            "attainable_tflops": min(peak, intensity * bandwidth) / 1e12,
+            "achieved_tflops": self.flops / seconds / 1e12 if seconds else 0.0,
+            "attainable_tflops": reached / 1e12,
             "balance": peak / bandwidth,
+            "achieved_gb_s": self.hbm_bytes / seconds / 1e9 if seconds else 0.0,
+            "attainable_gb_s": bandwidth / 1e9,
         }
 
     def save_perfetto(self, path: str | Path) -> None:
@@ -128,9 +142,8 @@ def profile(kernel: Kernel | Callable, target: str | None = None, core: int = 0)
         program = session.program
         latency, busy, raw, loops = _core.predict(program, hardware.model())
         events = [
-            Event(program.name(index), engine, start / 1e3, end / 1e3, session.locate(program.source(index)), moved,
-                  flops, waits, times)
-            for index, engine, start, end, moved, flops, waits, times in raw
+            Event(program.name(index), engine, start / 1e3, end / 1e3, session.locate(program.source(index)), *rest)
+            for index, engine, start, end, *rest in raw
         ]  # fmt: skip
         last = {row[0]: row[2] / 1e3 for row in raw}
         first = {row[0]: row[2] / 1e3 for row in reversed(raw)}
@@ -147,6 +160,11 @@ def profile(kernel: Kernel | Callable, target: str | None = None, core: int = 0)
         )
 
     return run
+
+
+def _peak(dtype: str) -> str:
+    """Name of TensorE's rate for a type of its inputs."""
+    return "tflops_fp32" if dtype in ("float32", "tfloat32") else f"tflops_{'bf16' if '16' in dtype else 'fp8'}"
 
 
 def _note(where: str, trips: int, shown: int) -> str:

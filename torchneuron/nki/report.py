@@ -52,9 +52,13 @@ def render(p: Profile) -> str:
 def summary(p: Profile, roof: dict[str, float]) -> str:
     """Latency, traffic and roofline position in one sentence."""
     bound = "memory" if roof["intensity"] < roof["balance"] else "compute"
-    return (
-        f"Predicted latency {p.latency_us:.2f} µs; {p.bytes_moved / 1e6:.3f} MB moved by DMA; "
-        f"{p.flops / 1e9:.3f} GFLOP on TensorE: {roof['achieved_tflops']:.2f} of {roof['attainable_tflops']:.2f} "
-        f"attainable TFLOP/s at {roof['intensity']:.1f} FLOP/byte ({bound}-bound; balance {roof['balance']:.0f})."
-        + "".join(f" Note: {note}." for note in p.notes)
+    text = (
+        f"Predicted latency {p.latency_us:.2f} µs; {p.bytes_moved / 1e6:.3f} MB moved by DMA; {p.hbm_bytes / 1e6:.3f} MB "
+        f"of HBM traffic: {roof['achieved_gb_s']:.0f} of {roof['attainable_gb_s']:.0f} GB/s"
     )
+    if p.flops:
+        text += (
+            f"; {p.flops / 1e9:.3f} GFLOP on TensorE: {roof['achieved_tflops']:.2f} of {roof['attainable_tflops']:.2f} "
+            f"attainable TFLOP/s at {roof['intensity']:.1f} FLOP/byte ({bound}-bound; balance {roof['balance']:.0f})"
+        )
+    return f"{text}." + "".join(f" Note: {note}." for note in p.notes)

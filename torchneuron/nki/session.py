@@ -52,7 +52,8 @@ class Storage:
     """Memory behind tensors. shape and dtype are those it was allocated with."""
 
     __slots__ = (
-        "id", "name", "buffer", "shape", "dtype", "row_elements", "array", "key", "written", "session", "__weakref__",
+        "id", "name", "buffer", "shape", "dtype", "row_elements", "array", "key", "written", "source", "session",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class Storage:
         self.array: np.ndarray | None = None  # bytes of HBM
         self.key: tuple[bool, str, int] | None = None  # what names it on all cores that share it
         self.written = False
+        self.source = 0  # line that allocated it
 
 
 class Launch:
@@ -124,12 +126,6 @@ class Launch:
                 return self.condition.notify_all()
             self.waits = [w and not r for w, r in zip(self.waits, released)]
             ready = [i for i in range(n) if not self.ended[i] and not self.waits[i]]
-            if not ready:
-                where = "; ".join(
-                    f"core {i} " + ("has ended" if self.ended[i] else f"waits at {s.locate(s.last_source)}")
-                    for i, s in enumerate(self.sessions)
-                )
-                self.failure = errors.NkiDeadlockError("", "", f"cores wait for each other for ever: {where}")
         if ready:
             after = [i for i in ready if i > self.turn] or ready
             self.turn = after[0]
@@ -184,6 +180,8 @@ class Session:
         self.shared_keys: dict[object, int] = {}  # storages in shared_hbm by what names them on all cores
         self.constants: set[int] = set()  # storages that a kernel made with values
         self.index = 0
+        self.hbm_bytes = 0
+        self.read_values = False  # what it does depends on values
 
     # ---- places in the kernel's text
     def source(self) -> int:
@@ -222,7 +220,7 @@ class Session:
         """Allocates memory; array: bytes of an HBM tensor that the caller gives (initialised)."""
         source = self.source()
         storage = Storage(self, name or f"t{len(self.storages)}", buffer, shape, dtype)
-        itemsize = dtype.itemsize
+        storage.source, itemsize = source, dtype.itemsize
         external = external_array = array is not None
         if buffer.on_chip:
             partitions, row_bytes = shape[0], storage.row_elements * itemsize
@@ -233,6 +231,13 @@ class Session:
             raise errors.NkiCapacityError(
                 "", storage.name, f"of shape {shape} has {partitions * row_bytes} bytes: no chip has so many"
             )
+        if not buffer.on_chip:
+            self.hbm_bytes += row_bytes
+            if self.hbm_bytes > self.target.hbm_bytes:
+                raise errors.NkiCapacityError(
+                    "", storage.name,
+                    f"of shape {shape} exceeds HBM: {self.hbm_bytes} bytes in all, a chip has {self.target.hbm_bytes}",
+                )  # fmt: skip
         partition_start, offset = address if address is not None else (0, -1)
         if address is not None and buffer.on_chip:
             self._check_address(storage, partition_start, offset, partitions, row_bytes)

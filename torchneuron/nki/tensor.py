@@ -49,6 +49,7 @@ class Register:
     def _value(self) -> int:
         if not self.session.step:
             raise errors.DataDependentError("the value of a register is known only when the kernel runs")
+        self.session.read_values = True
         return self.session.core.reg(self.id) * self.scale + self.offset
 
     def __index__(self) -> int:
@@ -138,7 +139,7 @@ class NkiTensor:
 
     __slots__ = (
         "storage", "dtype", "shape", "strides", "offset", "reg", "reg_stride", "indexing", "index", "index_stride",
-        "index_limit", "_packed",
+        "index_limit", "reach", "_packed",
     )  # fmt: skip
 
     def __init__(
@@ -154,10 +155,12 @@ class NkiTensor:
         index: NkiTensor | None = None,
         index_stride: int = 0,
         index_limit: int = 0,
+        reach: tuple[int, int] | None = None,
     ) -> None:
         self.storage, self.dtype, self.shape, self.strides, self.offset = storage, dtype, shape, strides, offset
         self.reg, self.reg_stride = reg, reg_stride
         self.indexing, self.index, self.index_stride, self.index_limit = indexing, index, index_stride, index_limit
+        self.reach = reach  # elements that the register may add
         self._packed = None
 
     # ---- facts
@@ -222,6 +225,7 @@ class NkiTensor:
         session = self.storage.session
         if not session.step:
             raise errors.DataDependentError("a tensor's values are known only when the kernel runs")
+        session.read_values = True
         t = dtypes.numpy_dtype(self.dtype)
         address, pitch = session.core.memory(self.storage.id)
         rows = self.storage.shape[0] if self.on_chip else 1
@@ -251,6 +255,7 @@ class NkiTensor:
                     self.index_stride,
                     self.index_limit,
                     None if self.index is None else self.index.access(),
+                    self.reach,
                 )
             self._packed = packed
         return packed
@@ -265,7 +270,7 @@ class NkiTensor:
             )
         return NkiTensor(
             self.storage, self.dtype, shape, strides, offset,
-            self.reg, self.reg_stride, self.indexing, self.index, self.index_stride, self.index_limit,
+            self.reg, self.reg_stride, self.indexing, self.index, self.index_stride, self.index_limit, self.reach,
         )  # fmt: skip
 
     def _retyped(self, new: dtypes.DType, shape: Sequence[int], strides: Sequence[int], offset: int) -> NkiTensor:
@@ -277,6 +282,7 @@ class NkiTensor:
             self.reg, self._count_of(new, self.reg_stride, "a register's step"),
             self.indexing, self.index, self._count_of(new, self.index_stride, "a row") if self.indexing == ROWS else
             self.index_stride, self.index_limit,
+            self.reach and tuple(n * self.dtype.itemsize // new.itemsize for n in self.reach),
         )  # fmt: skip
 
     def _count_of(self, new: dtypes.DType, elements: int, what: str) -> int:
@@ -307,7 +313,7 @@ class NkiTensor:
         if len(keys) > self.ndim:
             raise errors.NkiOutOfBoundsError("index", self.name, f"of {self.ndim} dimensions has {len(keys)} indices")
         shape, strides, offset = [], [], self.offset
-        moves: list[tuple[Register, int]] = []  # and elements per unit
+        moves: list[tuple[Register, int, int]] = []  # and elements per unit, its largest value
         chip = self.on_chip
         for d, n in enumerate(self.shape):
             k = keys[d] if d < len(keys) else slice(None)
@@ -326,7 +332,7 @@ class NkiTensor:
             if isinstance(k, ds):
                 size = integer(k.size, "nl.ds size")
                 if isinstance(k.start, Register):
-                    moves.append((k.start, stride))
+                    moves.append((k.start, stride, n - size))
                 else:
                     start = integer(k.start, "nl.ds start")
                     if start < 0 or size < 0 or start + size > n:
@@ -347,7 +353,7 @@ class NkiTensor:
             if isinstance(k, NkiTensor):
                 k = load_register(k)
             if isinstance(k, Register):
-                moves.append((k, stride))
+                moves.append((k, stride, n - 1))
             else:
                 i = integer(k, "index")
                 if not -n <= i < n:
@@ -361,14 +367,19 @@ class NkiTensor:
         if not shape:
             shape, strides = [1], [1]
         view = self._view(shape, strides, offset)
-        for register, stride in moves:
-            view._move(register, stride)
+        for register, stride, largest in moves:
+            view._move(register, stride, largest)
         return view
 
-    def _move(self, by: Register, stride: int) -> None:
-        """Moves this view by a register's value times so many elements."""
-        bound = by.bound("stop")
-        if self.reg < 0:
+    def _move(self, by: Register, stride: int, largest: int | None = None) -> None:
+        """Moves this view by a register's value, which is 0 to `largest` if given, times so many elements."""
+        bound, first = by.bound("stop"), self.reg < 0
+        if largest is None:
+            self.reach = None
+        elif first or self.reach:
+            ends = sorted((-by.offset * stride * first, (largest - by.offset * first) * stride))
+            self.reach = (ends[0], ends[1]) if first else (self.reach[0] + ends[0], self.reach[1] + ends[1])
+        if first:
             self.reg, self.reg_stride, self.offset = by.id, by.scale * stride, self.offset + by.offset * stride
             return
         both = {"start_reg": self.reg, "start_scale": self.reg_stride}
@@ -529,7 +540,7 @@ class NkiTensor:
             index = load_register(index)
         if isinstance(index, Register):
             view = self._view(*rest)
-            view._move(index, self.strides[d])
+            view._move(index, self.strides[d], self.shape[d] - 1)
             return view
         index = integer(index, "index")
         if not -self.shape[d] <= index < self.shape[d]:

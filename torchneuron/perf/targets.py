@@ -33,6 +33,11 @@ class Target:
         return self.values["generation"]
 
     @property
+    def hbm_bytes(self) -> int:
+        """HBM of a chip, in bytes."""
+        return int(self.values["hbm_gib"] * 2**30)
+
+    @property
     def sbuf_bytes(self) -> int:
         """SBUF bytes per partition."""
         return self.values["sbuf_bytes"]
