@@ -12,8 +12,8 @@ _DOCUMENT = f"""# Environment variables
 
 Written by `make docs` from `torchneuron/env.py`, the table that the code reads. They are read once, when the device is
 registered (at the end of `import torch`); those of NKI kernels (`NKI_*`, `NEURON_PLATFORM_TARGET_OVERRIDE`,
-`TORCH_NEURON_MX_SCALE`, `TORCH_NEURON_NKI_SPILL`) at each launch. A value that cannot be read is an error that names the
-variable.
+`TORCH_NEURON_MX_SCALE`, `TORCH_NEURON_NKI_SPILL`) at each launch. A value that cannot be read is an error that names
+the variable.
 
 {env.markdown()}"""
 
