@@ -633,3 +633,14 @@ def test_every_error_names_instruction_operand_limit_and_line(kernel, cores, err
     e = caught.value
     assert e.instruction and e.operand and e.limit and e.location.startswith(f"{__file__}:"), vars(e)
     assert e.location in str(e) and str(e).startswith(f"{e.instruction} {e.operand} ")
+
+
+@WAYS
+def test_a_type_that_nki_has_not(way):
+    def k(x, y):
+        return x
+
+    with pytest.raises(nki.NkiValidationError, match="int64.*no element type") as e:
+        way(k)(X, X.astype(np.int64))
+    assert (e.value.instruction, e.value.operand) == ("k", "argument 1")
+    assert e.value.location == f"{__file__}:{k.__code__.co_firstlineno}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -93,15 +94,29 @@ def _result_of(inputs: list[int], for_torch: bool, t: NkiTensor) -> arrays.Outpu
     return _Argument(inputs.index(t.storage.id), None if t.is_whole() else arrays.Output(t, for_torch))
 
 
-def _returned(func: Callable, result: object, inputs: list[NkiTensor], for_torch: bool) -> object:
-    """A kernel's result with what stands for its tensors; NkiValidationError, at the kernel's first line, if one cannot
-    be returned."""
+@contextlib.contextmanager
+def _at_kernel(func: Callable, operand: str = "") -> Iterator[None]:
+    """Errors inside name the kernel, and its first line."""
     try:
-        return _map_result(result, functools.partial(_result_of, [t.storage.id for t in inputs], for_torch))
+        yield
     except errors.NkiError as e:
         code = inspect.unwrap(func).__code__
         e.instruction, e.location = code.co_name, f"{code.co_filename}:{code.co_firstlineno}"
+        e.operand = operand or e.operand
         raise
+
+
+def _check_types(func: Callable, found: list[object]) -> None:
+    """NkiValidationError if an array has a type that NKI has not."""
+    for i, x in enumerate(found):
+        with _at_kernel(func, f"argument {i}"):
+            dtypes.dtype(x.dtype)
+
+
+def _returned(func: Callable, result: object, inputs: list[NkiTensor], for_torch: bool) -> object:
+    """A kernel's result with what stands for its tensors; NkiValidationError if one cannot be returned."""
+    with _at_kernel(func):
+        return _map_result(result, functools.partial(_result_of, [t.storage.id for t in inputs], for_torch))
 
 
 def _check_written(launch: Launch, func: Callable, result: object, inputs: list[NkiTensor]) -> None:
@@ -277,6 +292,7 @@ class Kernel(arrays.Opaque):
         """runs=False: for shapes and time only, so that what a kernel prints does not matter."""
         launch = Launch(self.lnc)
         found = arrays.found(args, kwargs)
+        _check_types(self.func, found)
         firsts = firsts or list(range(len(found)))
         shapes = [_shape_only(x) for x in found]
         traced = Traced(firsts=firsts)
@@ -409,6 +425,7 @@ def run_steps(kernel: Kernel, ranks: Sequence[tuple[tuple, dict]], target: targe
     """
     target = target or targets.default()
     launch = Launch(kernel.lnc, len(ranks))
+    _check_types(kernel.func, [x for args, kwargs in ranks for x in arrays.found(args, kwargs)])
     given = [_step_inputs(arrays.found(args, kwargs)) for args, kwargs in ranks]
     ended: list[tuple[object, list[NkiTensor]] | None] = [None] * (len(ranks) * kernel.lnc)
     bodies = []

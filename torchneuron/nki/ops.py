@@ -18,7 +18,8 @@ class Op:
         self.name = self.__name__ = name
         self.alu = _core.ALU_OPS.get(alu or name)
         self.function = _core.FUNCTIONS.get(function or name)
-        self.body, self.__doc__ = body, body.__doc__
+        self.body = self.__wrapped__ = body  # whose signature is this one's
+        self.__doc__ = body.__doc__
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self.body(*args, **kwargs)
