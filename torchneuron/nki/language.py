@@ -2,17 +2,20 @@
 
 An operator is both an argument of instructions (`op=nl.add`) and a function: `nl.add(x, y)` gives a new SBUF tile.
 Tiles are [P, F, ...]; binary functions take equal shapes, a number, or a [P, 1] tile on one side. dtype: of the result;
-default: promoted from the inputs (floats; bool, int and float numbers count as uint8, int32, fp32).
+default: promoted from the inputs (floats; bool, int and float numbers count as uint8, int32, fp32; beside comparisons
+and bitwise operators numbers do not count).
 """
 
 from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+import ml_dtypes
 import numpy as np
 
 from torchneuron import env
@@ -122,6 +125,11 @@ def _usable_sbuf() -> int:
 tile_size = _TileSize()
 
 
+def par_dim(size: int) -> int:
+    """`size`: older kernels mark the partition dimension of a shape so."""
+    return size
+
+
 # ---- creation ------------------------------------------------------------------------------------------------------
 def ndarray(
     shape: Sequence[int],
@@ -148,13 +156,17 @@ def full(shape: Sequence[int], fill_value: float, dtype: object, buffer: Buffer 
     if t.on_chip:
         isa.memset(t, fill_value)
         return t
-    flat = t.reshape((t.size,))
-    width = builtins.min(t.size, 2048)
-    row = full((1, width), fill_value, dtype)
-    for start in builtins.range(0, t.size, width):
-        n = builtins.min(width, t.size - start)
-        isa.dma_copy(flat[start : start + n], row[:, 0:n])
+    row = full((1, builtins.min(t.size, 2048)), fill_value, dtype)
+    for part in _parts(t, row.shape[1]):
+        isa.dma_copy(part, row[:, : part.size])
     return t
+
+
+def _parts(t: NkiTensor, width: int) -> Iterator[NkiTensor]:
+    """The elements of an HBM tensor, `width` at a time."""
+    flat = t.reshape((t.size,))
+    for start in builtins.range(0, t.size, width):
+        yield flat[start : builtins.min(start + width, t.size)]
 
 
 def zeros_like(x: NkiTensor, dtype: object = None, buffer: Buffer | None = None, name: str = "") -> NkiTensor:
@@ -168,7 +180,13 @@ def empty_like(x: NkiTensor, dtype: object = None, buffer: Buffer | None = None,
 def rand(shape: Sequence[int], dtype: object, buffer: Buffer = sbuf, name: str = "") -> NkiTensor:
     """Uniform in [0, 1)."""
     t = ndarray(shape, dtype, buffer, name)
+    if not t.on_chip:
+        for part in _parts(t, 2048):
+            isa.dma_copy(part, rand((1, part.size), dtype))
+        return t
     isa.rng(t)
+    if t.dtype not in (float32, tfloat32) and not dtypes.is_integer(t.dtype):  # rounding may have given 1
+        isa.tensor_scalar(t, t, minimum, 1 - float(ml_dtypes.finfo(dtypes.numpy_dtype(t.dtype)).eps) / 2)
     return t
 
 
@@ -212,18 +230,20 @@ def store(dst: NkiTensor, value: NkiTensor | float, **legacy: object) -> None:
 
 def load_transpose2d(src: NkiTensor, dtype: object = None) -> NkiTensor:
     """A new SBUF tile [N, M] from HBM src [M, N]."""
-    if dtype is not None and dtypes.dtype(dtype) != src.dtype:
-        raise NkiValidationError("load_transpose2d", "dtype", f"{dtypes.dtype(dtype)} is not that of src, {src.dtype}")
     t = ndarray((src.shape[1], src.shape[0]), src.dtype)
     isa.dma_transpose(t, src)
-    return t
+    return t if dtype is None or dtypes.dtype(dtype) == src.dtype else copy(t, dtype)
 
 
 def transpose(x: NkiTensor, dtype: object = None) -> NkiTensor:
     """A new PSUM tile [F, P] from x [P, F]."""
     t = ndarray((x.free_size, x.shape[0]), x.dtype, psum)
     isa.nc_transpose(t, x, isa.engine.tensor)
-    return t
+    if dtype is None or dtypes.dtype(dtype) == x.dtype:
+        return t
+    cast = ndarray(t.shape, dtype, psum)
+    isa.tensor_copy(cast, t)
+    return cast
 
 
 def matmul(x: NkiTensor, y: NkiTensor, transpose_x: builtins.bool = False) -> NkiTensor:
@@ -238,7 +258,9 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: builtins.bool = False) -> Nk
 
 
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: object = None) -> NkiTensor:
-    """A new tile: element i of a partition is data[p].flat[indices[p, i]]."""
+    """A new tile: element i of a partition is data[p].flat[indices[p, i]]. axis: 0; the free one of a 2-D tile."""
+    if axis != 0 and not (data.ndim == 2 and data._dim(axis) == 1):
+        raise NkiValidationError("gather_flattened", "axis", f"{axis}: the free axes of {data.shape} count as one")
     t = ndarray(indices.shape, dtype or data.dtype)
     operands.emit("gather_flattened", 0, (t, data, indices))
     return t
@@ -403,11 +425,20 @@ def _result(shape: Sequence[int], dtype: dtypes.DType) -> NkiTensor:
     return ndarray(shape, dtype)
 
 
-def _binary(name: str) -> Op:
+def _tiles_type(*operands: object) -> dtypes.DType:
+    """Promoted from those that are tiles; from all if none is."""
+    tiles = [x for x in operands if isinstance(x, NkiTensor)] or operands
+    return functools.reduce(dtypes.promote, map(_dtype_of, tiles))
+
+
+def _binary(name: str, numbers_count: builtins.bool = True) -> Op:
     def body(x: NkiTensor | float, y: NkiTensor | float, dtype: object = None) -> NkiTensor:
-        out_type = dtypes.dtype(dtype) if dtype is not None else dtypes.promote(_dtype_of(x), _dtype_of(y))
         if not isinstance(x, NkiTensor) and not isinstance(y, NkiTensor):
             raise TypeError(f"nl.{name} needs a tile")
+        if dtype is not None:
+            out_type = dtypes.dtype(dtype)
+        else:
+            out_type = dtypes.promote(_dtype_of(x), _dtype_of(y)) if numbers_count else _tiles_type(x, y)
         swap = not isinstance(x, NkiTensor) or (isinstance(y, NkiTensor) and x.free_size == 1 != y.free_size)
         data, other = (y, x) if swap else (x, y)
         out = _result(data.shape, out_type)
@@ -447,11 +478,13 @@ def _unary(name: str, function: str | None = None, alu: str | None = None) -> Op
 add, subtract, multiply, divide = _binary("add"), _binary("subtract"), _binary("multiply"), _binary("divide")
 maximum, minimum, abs_max, abs_min = _binary("maximum"), _binary("minimum"), _binary("abs_max"), _binary("abs_min")
 power, mod, fmod = _binary("power"), _binary("mod"), _binary("fmod")
-equal, not_equal, less, less_equal = _binary("equal"), _binary("not_equal"), _binary("less"), _binary("less_equal")
-greater, greater_equal = _binary("greater"), _binary("greater_equal")
+equal, not_equal, less, less_equal, greater, greater_equal = (
+    _binary(n, False) for n in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+)
 logical_and, logical_or, logical_xor = _binary("logical_and"), _binary("logical_or"), _binary("logical_xor")
-bitwise_and, bitwise_or, bitwise_xor = _binary("bitwise_and"), _binary("bitwise_or"), _binary("bitwise_xor")
-left_shift, right_shift = _binary("left_shift"), _binary("right_shift")
+bitwise_and, bitwise_or, bitwise_xor, left_shift, right_shift = (
+    _binary(n, False) for n in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")
+)
 
 abs, square, exp, log, sqrt, tanh = (_unary(n) for n in ("abs", "square", "exp", "log", "sqrt", "tanh"))
 sigmoid, relu, gelu, gelu_dx, silu, silu_dx = (
@@ -497,11 +530,30 @@ bypass = Op("bypass", _copy, function="copy")
 
 
 # ---- reductions ----------------------------------------------------------------------------------------------------
+def _trailing(x: NkiTensor, axis: int | Sequence[int], function: str) -> list[int]:
+    """The axes to reduce, in order: the last ones, without the partition dimension."""
+    axes = sorted(x._dim(a) for a in ((axis,) if isinstance(axis, int) else axis))
+    if not axes or axes != list(builtins.range(builtins.max(axes[0], 1), x.ndim)):
+        raise NkiValidationError(function, "axis", f"{axis} must be trailing free axes of {x.shape}")
+    return axes
+
+
+def _along(x: NkiTensor, reduced: NkiTensor, op: Op, out: NkiTensor) -> None:
+    """out = x op what a reduction of x kept, every value with the elements that it is of."""
+    if reduced.free_size == 1:
+        isa.tensor_scalar(out, x, op, reduced)
+        return
+    for d in builtins.range(1, x.ndim):
+        if reduced.shape[d] != x.shape[d]:
+            reduced = reduced.broadcast(d, x.shape[d])
+    isa.tensor_tensor(out, x, reduced, op)
+
+
 def _reduction(name: str, op: str) -> Op:
     def body(
         x: NkiTensor, axis: int | Sequence[int], dtype: object = None, keepdims: builtins.bool = False
     ) -> NkiTensor:
-        axes = sorted(x._dim(a) for a in ((axis,) if isinstance(axis, int) else axis))
+        axes = _trailing(x, axis, name)
         kept = x.shape[: axes[0]]
         shape = kept + (1,) * len(axes) if keepdims or len(kept) < 2 else kept
         if len(shape) > 2 and not keepdims and len(kept) < 2:
@@ -521,26 +573,18 @@ sum, prod, max, min = (
 
 def mean(x: NkiTensor, axis: int | Sequence[int], dtype: object = None, keepdims: builtins.bool = False) -> NkiTensor:
     """Mean over trailing free axes."""
-    axes = [x._dim(a) for a in ((axis,) if isinstance(axis, int) else axis)]
-    total = sum(x, axis, dtype=float32, keepdims=keepdims)
+    axes = _trailing(x, axis, "mean")
+    total = sum(x, axes, dtype=float32, keepdims=keepdims)
     out = _result(total.shape, dtypes.dtype(dtype) if dtype is not None else x.dtype)
     isa.tensor_scalar(out, total, multiply, 1.0 / math.prod(x.shape[a] for a in axes))
     return out
 
 
 def var(x: NkiTensor, axis: int | Sequence[int], dtype: object = None, keepdims: builtins.bool = False) -> NkiTensor:
-    """Population variance over all free axes after the first of `axis`; the reduced dimensions stay, of size 1."""
-    axes = sorted(x._dim(a) for a in ((axis,) if isinstance(axis, int) else axis))
-    m = mean(x, axes, dtype=float32, keepdims=True)
-    if len(axes) != x.ndim - 1:
-        m = m.reshape(m.shape)
-        for a in axes:
-            m = m.broadcast(a, x.shape[a])
-        centred = ndarray(x.shape, float32)
-        isa.tensor_tensor(centred, x, m, subtract)
-    else:
-        centred = ndarray(x.shape, float32)
-        isa.tensor_scalar(centred, x, subtract, m)
+    """Population variance over trailing free axes; the reduced dimensions stay, of size 1."""
+    axes = _trailing(x, axis, "var")
+    centred = ndarray(x.shape, float32)
+    _along(x, mean(x, axes, dtype=float32, keepdims=True), subtract, centred)
     return mean(square(centred), axes, dtype=dtype or x.dtype, keepdims=True)
 
 
@@ -553,14 +597,20 @@ _all = _reduction("all", "logical_and")
 
 
 def softmax(x: NkiTensor, axis: int | Sequence[int] = -1, dtype: object = None) -> NkiTensor:
-    """Softmax of each partition over the free axes."""
+    """Softmax over trailing free axes."""
+    axes = _trailing(x, axis, "softmax")
     out = _result(x.shape, dtypes.dtype(dtype) if dtype is not None else x.dtype)
-    highest, total = ndarray((x.shape[0], 1), float32), ndarray((x.shape[0], 1), float32)
     e = ndarray(x.shape, float32)
-    isa.tensor_reduce(highest, maximum, x, list(builtins.range(1, x.ndim)), negate=True)
-    isa.activation_reduce(e, exp, x, add, total, bias=highest)
+    if len(axes) == x.ndim - 1:
+        highest, total = ndarray((x.shape[0], 1), float32), ndarray((x.shape[0], 1), float32)
+        isa.tensor_reduce(highest, maximum, x, axes, negate=True)
+        isa.activation_reduce(e, exp, x, add, total, bias=highest)
+    else:
+        _along(x, max(x, axes, dtype=float32, keepdims=True), subtract, e)
+        isa.activation(e, exp, e)
+        total = sum(e, axes, keepdims=True)
     isa.reciprocal(total, total)
-    isa.tensor_scalar(out, e, multiply, total)
+    _along(e, total, multiply, out)
     return out
 
 
@@ -573,24 +623,29 @@ def rms_norm(
     dtype: object = None,
     compute_dtype: object = None,
 ) -> NkiTensor:
-    """x / sqrt(sum of squares over axis / n + epsilon) * w."""
+    """x / sqrt(sum of squares over trailing free axes / n + epsilon) * w."""
+    axes = _trailing(x, axis, "rms_norm")
     t = dtypes.dtype(compute_dtype) if compute_dtype is not None else float32
     out = _result(x.shape, dtypes.dtype(dtype) if dtype is not None else x.dtype)
-    squares, total = ndarray(x.shape, t), ndarray((x.shape[0], 1), float32)
-    isa.activation_reduce(squares, square, x, add, total)
+    squares = ndarray(x.shape, t)
+    if len(axes) == x.ndim - 1:
+        total = ndarray((x.shape[0], 1), float32)
+        isa.activation_reduce(squares, square, x, add, total)
+    else:
+        isa.activation(squares, square, x)
+        total = sum(squares, axes, dtype=float32, keepdims=True)
     isa.tensor_scalar(total, total, multiply, 1.0 / n, op1=add, operand1=epsilon)
     isa.activation(total, rsqrt, total)
     scaled = ndarray(x.shape, t)
-    isa.tensor_scalar(scaled, x, multiply, total)
+    _along(x, total, multiply, scaled)
     isa.tensor_tensor(out, scaled, broadcast_to(w, x.shape), multiply)
     return out
 
 
 def where(condition: NkiTensor, x: NkiTensor | float, y: NkiTensor | float, dtype: object = None) -> NkiTensor:
-    """x where condition is not zero (1.0), y where it is zero."""
+    """x where condition is not zero (1.0), y where it is zero. Numbers do not count for the type of the result."""
     tile = x if isinstance(x, NkiTensor) else y if isinstance(y, NkiTensor) else condition
-    out_type = dtypes.dtype(dtype) if dtype is not None else dtypes.promote(_dtype_of(x), _dtype_of(y))
-    out = _result(tile.shape, out_type)
+    out = _result(tile.shape, dtypes.dtype(dtype) if dtype is not None else _tiles_type(x, y))
     for value, predicate in ((y, None), (x, condition)):
         if predicate is None:
             isa.tensor_copy(out, value) if isinstance(value, NkiTensor) else isa.memset(out, value)
