@@ -295,6 +295,7 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: object = None) -> Nk
 def _broadcast_row(dst: NkiTensor, row: NkiTensor) -> None:
     """Every partition of dst = the one of row: a product with ones on TensorE; a shuffle of what that cannot take."""
     if row.buffer is not sbuf or row.dtype not in (float32, bfloat16, float16) or not row.is_contiguous():
+        row = row if row.dtype == dst.dtype else copy(row, dst.dtype)
         for first in range(0, dst.shape[0], 32):
             isa.nc_stream_shuffle(dst[first : builtins.min(first + 32, dst.shape[0])], row, [0] * 32)
         return

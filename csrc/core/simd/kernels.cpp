@@ -352,6 +352,8 @@ constexpr std::array<Kernels::BinaryInt, kAluOps> int_table() {
   OP(multiply, ua * ub)
   OP(maximum, a > b ? a : b)
   OP(minimum, a < b ? a : b)
+  OP(abs_max, (a < T{} ? -ua : ua) > (b < T{} ? -ub : ub) ? a : b)
+  OP(abs_min, (a < T{} ? -ua : ua) < (b < T{} ? -ub : ub) ? a : b)
   OP(equal, a == b)
   OP(not_equal, a != b)
   OP(greater, a > b)

@@ -223,7 +223,7 @@ NEURON_INLINE N gelu_sigmoid(N x) {
 template <class N>
 NEURON_INLINE N gelu_sigmoid_dx(N x) {
   const N s = sigmoid(1.702f * x);
-  return s + 1.702f * x * s * (1.0f - s);
+  return s + 1.702f * (x * s * (1.0f - s));  // 1.702 x may overflow
 }
 template <class N>
 NEURON_INLINE N silu(N x) {
