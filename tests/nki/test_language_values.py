@@ -41,9 +41,8 @@ def edges(dtype):
     """Zeros, signs, halves, equal magnitudes, limits, and for floats also what is not finite or subnormal."""
     if is_int(dtype):
         i = np.iinfo(NP[dtype])
-        return np.unique(
-            np.clip([0, 1, 2, 3, 7, 100, -1, -2, -3, -100, i.max, i.max - 1, i.min, i.min + 1], i.min, i.max)
-        ).astype(NP[dtype])
+        x = [0, 1, 2, 3, 7, 100, -1, -2, -3, -100, i.max, i.max - 1, i.min, i.min + 1]
+        return np.unique(np.clip(x, i.min, i.max)).astype(NP[dtype])
     i = ml_dtypes.finfo(NP[dtype])
     x = [0.0, -0.0, 0.5, -0.5, 1, -1, 1.5, 2.5, -2.5, 3, -3, 7.25, -20, 30, np.inf, -np.inf, np.nan]
     x += [float(v) for v in (i.max, i.min, i.tiny, i.smallest_subnormal, -i.smallest_subnormal)]
@@ -217,13 +216,8 @@ def test_binary(rng, name, dtype):
             expect(lambda x, y: function(x, y), [a, column], want(a, wide), dtype, **near)
             expect(lambda x, y: function(y, x), [a, column], want(wide, a), dtype, **near)
             flat = a.reshape(len(a), -1)
-            expect(
-                lambda x, y: function(x, y.broadcast(1, x.shape[1])),
-                [flat, column],
-                want(flat, column, dtype),
-                dtype,
-                **near,
-            )
+            repeated = want(flat, column, dtype)
+            expect(lambda x, y: function(x, y.broadcast(1, x.shape[1])), [flat, column], repeated, dtype, **near)
     a, b = edge_pairs
     for other in OTHER_TYPES:
         expect(lambda x, y: function(x, y, dtype=getattr(nl, other)), [a, b], want(a, b, other), other, **near)
@@ -376,21 +370,11 @@ def test_rms_norm(rng, dtype):
             for rows in (1, shape[0]):
                 w = random(rng, (rows, *shape[1:]), dtype)
                 want = x.astype(F64) / np.sqrt(square / 7 + 1e-3) * w.astype(F64)
+                norm = lambda t, v: nl.rms_norm(t, v, axis, n=7, epsilon=1e-3)
                 for layout in LAYOUTS:
-                    expect(
-                        lambda t, v: nl.rms_norm(t, v, axis, n=7, epsilon=1e-3),
-                        [x, w],
-                        want,
-                        dtype,
-                        layout,
-                        0,
-                        rtol=4e-6,
-                        atol=1e-9,
-                    )
-            options = {"dtype": nl.float32, "compute_dtype": nl.bfloat16}
-            expect(
-                lambda t, v: nl.rms_norm(t, v, axis, 7, 1e-3, **options), [x, w], want, "float32", rtol=0.02, atol=1e-6
-            )
+                    expect(norm, [x, w], want, dtype, layout, 0, rtol=4e-6, atol=1e-9)
+            in_bfloat16 = lambda t, v: nl.rms_norm(t, v, axis, 7, 1e-3, nl.float32, nl.bfloat16)
+            expect(in_bfloat16, [x, w], want, "float32", rtol=0.02, atol=1e-6)
 
 
 # ---- movement and creation -----------------------------------------------------------------------------------------
@@ -490,22 +474,15 @@ def test_broadcast_to_and_expand_dims(rng, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS + INTS)
 def test_gather_flattened(rng, dtype):
-    for shape, taken in (
-        ((1, 1), (1, 1)),
-        ((128, 1), (128, 3)),
-        ((3, 5), (3, 2)),
-        ((2, 3, 4), (2, 5)),
-        ((2, 3, 4), (2, 2, 7)),
-    ):
+    for shape, taken in zip((*SHAPES, (2, 3, 4)), ((1, 1), (128, 3), (3, 2), (2, 5), (2, 2, 7))):
         x = filled(shape, edges(dtype), 2)
         i = rng.integers(0, x[0].size, taken, dtype=np.uint32)
         i.flat[0] = x[0].size - 1
         want = np.take_along_axis(x.reshape(len(x), -1), i.reshape(len(i), -1).astype(int), 1).reshape(taken)
         for layout in SBUF:  # what GpSimdE reads
             expect(nl.gather_flattened, [x, i], want, dtype, layout, signed=True)
-        expect(
-            lambda d, k: nl.gather_flattened(d, k, dtype=nl.float32), [x, i], want.astype(F32), "float32", signed=True
-        )
+        wide = want.astype(F32)
+        expect(lambda d, k: nl.gather_flattened(d, k, dtype=nl.float32), [x, i], wide, "float32", signed=True)
         if x.ndim == 2:
             expect(lambda d, k: nl.gather_flattened(d, k, axis=1), [x, i], want, dtype, signed=True)
     with pytest.raises(nki.NkiError, match="gather_flattened axis"):
@@ -530,21 +507,16 @@ def test_creation(dtype, buffer):
         return tile
 
     for shape in (*SHAPES, (3, 700)):
-        marked, like = (nl.par_dim(shape[0]), *shape[1:]), lambda: nl.ones(shape, t, buffer=buffer)
+        marked = (nl.par_dim(shape[0]), *shape[1:])
         for value in edges(dtype):
-            expect(
-                lambda: seen(nl.full(marked, value.item(), t, buffer)), [], np.full(shape, value), dtype, signed=True
-            )
-        expect(lambda: seen(like()), [], np.ones(shape, NP[dtype]), dtype)
-        expect(
-            lambda: (seen(nl.zeros(shape, t, buffer=buffer)), seen(nl.zeros_like(like()))),
-            [],
-            np.zeros(shape),
-            dtype,
-            signed=True,
-        )
-        expect(lambda: seen(stored(nl.empty_like(like()))), [], np.full(shape, 3), dtype)
-        expect(lambda: nl.zeros_like(like(), dtype=nl.int16, buffer=nl.sbuf), [], np.zeros(shape, np.int16), "int16")
+            filling = lambda: seen(nl.full(marked, value.item(), t, buffer))
+            expect(filling, [], np.full(shape, value), dtype, signed=True)
+        ones = lambda: nl.ones(shape, t, buffer=buffer)
+        zeros = lambda: (seen(nl.zeros(shape, t, buffer=buffer)), seen(nl.zeros_like(ones())))
+        expect(lambda: seen(ones()), [], np.ones(shape, NP[dtype]), dtype)
+        expect(zeros, [], np.zeros(shape), dtype, signed=True)
+        expect(lambda: seen(stored(nl.empty_like(ones()))), [], np.full(shape, 3), dtype)
+        expect(lambda: nl.zeros_like(ones(), dtype=nl.int16, buffer=nl.sbuf), [], np.zeros(shape, np.int16), "int16")
 
 
 @pytest.mark.parametrize("buffer", MEMORIES, ids=str)
@@ -564,11 +536,11 @@ def test_rand(dtype, buffer):
 def test_dropout(rng, dtype):
     x = cast(rng.uniform(1, 2, (128, 200)), dtype)
     rates = np.repeat(np.array([0, 1, 0.25, 0.75], F32), 32)[:, None]
-    none, every, some, wide = both(
-        lambda t, r: (nl.dropout(t, 0.0), nl.dropout(t, 1.0), nl.dropout(t, r), nl.dropout(t, r, dtype=nl.float32)),
-        x,
-        rates,
-    )
+
+    def body(t, r):
+        return nl.dropout(t, 0.0), nl.dropout(t, 1.0), nl.dropout(t, r), nl.dropout(t, r, dtype=nl.float32)
+
+    none, every, some, wide = both(body, x, rates)
     same(none, x)
     same(every, np.zeros_like(x))
     for got, values in ((some, x), (wide, x.astype(F32))):
