@@ -152,7 +152,7 @@ def test_unary(rng, name, dtype):
     statement, near = UNARY[name]
     function = getattr(nl, name)
     for x in (filled((2, 64), edges(dtype)), *(random(rng, shape, dtype, -9, 9) for shape in SHAPES)):
-        for layout in LAYOUTS:
+        for layout in LAYOUTS if name != "rsqrt" else SBUF:  # which is GpSimdE's, too
             expect(function, [x], statement(x.astype(F32).astype(F64)), dtype, layout, **near)
     x = filled((1, 64), edges(dtype))
     for other in OTHER_TYPES:
