@@ -149,8 +149,19 @@ py::dict describe(const InstructionSpec& s) {
   d["min_generation"] = s.min_generation;
   d["semantics"] = std::string(s.semantics);
   d["extension"] = s.extension;
-  d["fixed_cycles"] = s.cost.fixed;
-  d["cycles_per_element"] = s.cost.per_element;
+  py::list costs;
+  for (const Cost& c : s.costs) {
+    py::list conditions;
+    for (int i = 0; i < static_cast<int>(Condition::count); ++i)
+      if (c.conditions >> i & 1) conditions.append(std::string(kConditionWords[i]));
+    py::dict row;
+    row["formula"] = formula(c, Target());
+    row["conditions"] = conditions;
+    row["since"] = c.since;
+    row["source"] = std::string(c.source);
+    costs.append(row);
+  }
+  d["costs"] = costs;
   py::list operands;
   for (const OperandSpec& o : s.operands) {
     py::dict p;
@@ -236,6 +247,9 @@ PYBIND11_MODULE(_core, m) {
   py::list instructions;
   for (const InstructionSpec& s : all_instructions()) instructions.append(describe(s));
   m.attr("INSTRUCTIONS") = instructions;
+  py::list rules;
+  for (std::string_view rule : clock_rules()) rules.append(std::string(rule));
+  m.attr("CLOCK_RULES") = rules;
 
   constexpr const char* kLaneNames[] = {"f32", "i32", "any"};
   py::dict lane_ops;  // (inputs, lanes of inputs, lanes of the result, meaning) by name
@@ -350,8 +364,8 @@ PYBIND11_MODULE(_core, m) {
       .def("set_clock", [](Target& t, int engine, double ghz) { t.clock_ghz.at(engine) = ghz; })
 #define FIELD(NAME) .def_readwrite(#NAME, &Target::NAME)
           FIELD(sbuf_bytes) FIELD(dma_engines) FIELD(dma_bytes_per_ns) FIELD(dma_row_ns) FIELD(dma_row_overhead_ns)
-              FIELD(dma_start_ns) FIELD(instruction_ns) FIELD(min_cycles) FIELD(access_cycles) FIELD(fp32_matmul_passes)
-                  FIELD(hbm_bytes_per_ns) FIELD(vector_fast_modes) FIELD(pe_warm_ns);
+              FIELD(dma_start_ns) FIELD(instruction_ns) FIELD(min_cycles) FIELD(access_cycles) FIELD(hbm_bytes_per_ns)
+                  FIELD(stride_bytes) FIELD(shared_ports) FIELD(pe_warm_ns);
 #undef FIELD
 
   m.def("predict", [](const Program& p, const Target& t) {

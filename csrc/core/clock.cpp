@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <optional>
+#include <sstream>
 
 namespace neuron {
 namespace {
@@ -22,48 +24,43 @@ class Model {
  public:
   Model(const std::vector<Storage>& storages, const Target& target) : storages_(storages), t_(target) {}
 
-  // Cycles the engine is occupied.
+  const Cost& cost_of(const Instruction& in) const {
+    const std::vector<Cost>& costs = in.spec().costs;
+    return *std::find_if(costs.begin(), costs.end() - 1, [&](const Cost& c) {
+      if (t_.generation < c.since) return false;
+      for (int i = 0; i < static_cast<int>(Condition::count); ++i)
+        if (c.conditions >> i & 1 && !holds(static_cast<Condition>(i), in)) return false;
+      return true;
+    });
+  }
+
+  // Cycles the engine is occupied: formula() says the same in words.
   double cycles(const Instruction& in) const {
-    const InstructionSpec& sp = in.spec();
-    const double n = static_cast<double>(elements(in));
-    switch (sp.cost.model) {
+    const Cost& c = cost_of(in);
+    switch (c.model) {
       case CostModel::none:
         return 1;
-      case CostModel::elements: {
-        double per = sp.cost.per_element;
-        if (in.opcode == Opcode::reciprocal && in.engine == Engine::scalar) per = 1;
-        if (in.opcode == Opcode::memset && in.value == 0 && two_byte_float(in.operand(0).access.dtype)) per = 0.5;
-        double fixed = sp.cost.fixed;
-        if (in.opcode == Opcode::activation && in.operand(4).is_tile()) fixed += 64;  // reads the accumulator
-        return fixed + std::max(t_.min_cycles, n * per / fast(in));
-      }
-      case CostModel::two_inputs: {
-        const bool psum = std::any_of(in.operands.begin() + 1, in.operands.end(), [&](const Operand& o) {
-          return o.is_tile() && storages_[o.access.storage].memory == Memory::psum;
-        });
-        const bool pair = all_two_byte(in) && !psum;
-        const double per = psum ? 1 : (pair && t_.vector_fast_modes ? 1 : pair && additive(in.op0) ? 1 : 2);
-        return std::max(t_.min_cycles, per * n);
-      }
+      case CostModel::elements:
+        return c.fixed + std::max(t_.min_cycles, rate(in, c.per_element) * static_cast<double>(elements(in)));
       case CostModel::matmul: {
         const Access &a = in.operand(1).access, &b = in.operand(2).access;
         const double rows = in.perf_mode == PerfMode::double_row ? 2 : 1;
-        const double passes =
-            size_of(b.dtype) == 4 && b.dtype == Dtype::float32 && !is_packed(b.dtype) ? t_.fp32_matmul_passes : 1;
-        return passes * std::max(std::min(t_.min_cycles, static_cast<double>(a.free_size()) / rows),
-                                 static_cast<double>(b.free_size()) / rows);
+        return c.per_element * std::max(std::min(t_.min_cycles, static_cast<double>(a.free_size()) / rows),
+                                        static_cast<double>(b.free_size()) / rows * (strided(in.operand(2)) ? 2 : 1));
       }
       case CostModel::transpose: {
         const Access& a = in.operand(1).access;
         const auto p = static_cast<double>(a.partitions()), f = static_cast<double>(a.free_size());
-        return in.engine == Engine::vector ? std::max(t_.min_cycles, f) : std::max(p, std::min(t_.min_cycles, f));
+        return std::max(p, std::min(t_.min_cycles, f));
       }
       case CostModel::gather: {
         const double e = static_cast<double>(std::max<int64_t>(1, in.count)),
                      size = static_cast<double>(size_of(in.operand(1).access.dtype));
-        const double rate = ((28 + 4 * e) / (4 * e)) / std::min(4 / size, e);
-        return sp.cost.fixed + static_cast<double>(in.operand(0).access.free_size()) / rate;
+        const double speed = ((28 + 4 * e) / (4 * e)) / std::min(4 / size, e);
+        return c.fixed + static_cast<double>(in.operand(0).access.free_size()) / speed;
       }
+      case CostModel::topk:
+        return static_cast<double>(4 * in.count + in.operand(0).access.free_size());
       case CostModel::dma:
         return 0;
     }
@@ -87,7 +84,7 @@ class Model {
     const double row = std::max(t_.dma_row_ns, static_cast<double>(run) / t_.dma_bytes_per_ns + t_.dma_row_overhead_ns);
     const double cut = static_cast<double>(bytes) / engines / t_.dma_bytes_per_ns;  // rows may be cut between engines
     return std::max(rows < engines ? t_.dma_row_overhead_ns : static_cast<double>(rows) / engines * row, cut) *
-           std::max(1.0, in.spec().cost.per_element);
+           cost_of(in).per_element;
   }
 
   int64_t elements(const Instruction& in) const {
@@ -98,24 +95,86 @@ class Model {
   }
 
  private:
-  static bool additive(AluOp op) { return op == AluOp::add || op == AluOp::multiply || op == AluOp::subtract; }
-  bool all_two_byte(const Instruction& in) const {
-    return std::all_of(in.operands.begin(), in.operands.end(), [](const Operand& o) {
-      return !o.is_tile() || o.access.free_size() == 1 || (two_byte_float(o.access.dtype) && dense(o.access));
-    });
+  Memory memory(const Operand& o) const { return storages_[o.access.storage].memory; }
+
+  // Whether `test` holds for the tiles from operand `first` on; those that repeat one element do not count.
+  template <class Test>
+  static bool all_tiles(const Instruction& in, size_t first, Test test) {
+    const auto& specs = in.spec().operands;
+    for (size_t k = first; k < in.operands.size(); ++k)
+      if (in.operands[k].is_tile() && specs[k].role != Role::scalar && !test(in.operands[k])) return false;
+    return true;
   }
-  // VectorE's modes for 16-bit data: 4 elements a cycle SBUF to SBUF, 2 when a side is in PSUM or not contiguous.
-  double fast(const Instruction& in) const {
-    if (!t_.vector_fast_modes || in.engine != Engine::vector) return 1;
-    if (in.opcode != Opcode::tensor_copy && in.opcode != Opcode::tensor_scalar) return 1;
-    bool wide = true, psum = false, contiguous = true;
-    for (const Operand& o : in.operands) {
-      if (!o.is_tile() || o.access.free_size() == 1) continue;
-      wide = wide && two_byte_float(o.access.dtype);
-      psum = psum || storages_[o.access.storage].memory == Memory::psum;
-      contiguous = contiguous && dense(o.access);
+  static bool all_of_type(const Instruction& in, Dtype type) {
+    return all_tiles(in, 0, [&](const Operand& o) { return o.access.dtype == type; });
+  }
+
+  bool holds(Condition condition, const Instruction& in) const {
+    const auto in_sbuf = [&](const Operand& o) { return memory(o) == Memory::sbuf; };
+    switch (condition) {
+      case Condition::on_vector:
+        return in.engine == Engine::vector;
+      case Condition::on_scalar:
+        return in.engine == Engine::scalar;
+      case Condition::on_gpsimd:
+        return in.engine == Engine::gpsimd;
+      case Condition::in_sbuf:
+        return all_tiles(in, 0, in_sbuf);
+      case Condition::inputs_in_sbuf:
+        return all_tiles(in, 1, in_sbuf);
+      case Condition::psum_input:
+        return !all_tiles(in, 1, [&](const Operand& o) { return memory(o) != Memory::psum; });
+      case Condition::contiguous:
+        return all_tiles(in, 0, [](const Operand& o) { return dense(o.access); });
+      case Condition::bf16:
+        return all_of_type(in, Dtype::bfloat16);
+      case Condition::two_byte:
+        return all_tiles(in, 0, [](const Operand& o) { return two_byte_float(o.access.dtype); });
+      case Condition::fp32_moving:
+        return in.operand(2).access.dtype == Dtype::float32;
+      case Condition::transposes:
+        return in.transpose;
+      case Condition::additive:
+        return in.op0 == AluOp::add || in.op0 == AluOp::subtract || in.op0 == AluOp::multiply;
+      case Condition::add_or_maximum:
+        return in.op0 == AluOp::add || in.op0 == AluOp::maximum;
+      case Condition::subtract_multiply:
+        return in.op0 == AluOp::subtract && in.op1 == AluOp::multiply && elements(in) % 2 == 0;
+      case Condition::rsqrt:
+        return in.op0 == AluOp::rsqrt || in.op1 == AluOp::rsqrt;
+      case Condition::zero:
+        return in.value == 0;
+      case Condition::reduces: {
+        const auto k = static_cast<size_t>(in.spec().operand_index("reduce_res"));
+        return k < in.operands.size() && in.operands[k].is_tile();
+      }
+      case Condition::sbuf_to_sbuf:
+        return all_tiles(in, 0, in_sbuf);
+      case Condition::sums_in_sbuf:
+        return in_sbuf(in.operand(0)) && (all_of_type(in, Dtype::bfloat16) || all_of_type(in, Dtype::float32));
+      case Condition::count:
+        break;
     }
-    return !wide ? 1 : psum || !contiguous ? 2 : 4;
+    return false;
+  }
+
+  bool strided(const Operand& o) const {
+    if (!o.is_tile()) return false;
+    const Access& a = o.access;
+    for (int i = a.ndim - 1; i >= 1; --i)
+      if (a.dims[i].size > 1)
+        return static_cast<double>(std::abs(a.dims[i].stride) * size_of(a.dtype)) > t_.stride_bytes;
+    return false;
+  }
+  // Cycles per element: where a stride halves the rate of reading and writing, not less than that takes.
+  double rate(const Instruction& in, double per_element) const {
+    if (std::none_of(in.operands.begin(), in.operands.end(), [&](const Operand& o) { return strided(o); }))
+      return per_element;
+    double inputs = 0;
+    for (size_t k = 1; k < in.operands.size(); ++k)
+      inputs += in.operands[k].is_tile() && in.operands[k].access.free_size() > 1 &&
+                in.spec().operands[k].role != Role::write;
+    return std::max(per_element, 2 * std::min(per_element, std::max(1.0, inputs)));
   }
   int64_t run_bytes(const Access& a) const {
     int64_t run = 1;
@@ -187,6 +246,15 @@ class Replay {
     int32_t event;
     bool write;
   };
+  struct Hold {  // an instruction of an engine that shares a port
+    double begin, end;
+    MemorySet memories;
+    int32_t event;
+  };
+  // VectorE takes turns with these engines in these memories.
+  static constexpr std::array<std::pair<Engine, MemorySet>, 2> kTurns = {
+      {{Engine::gpsimd, kSbuf}, {Engine::scalar, kPsum}}};
+  static constexpr size_t kHolds = 64;  // that are remembered per engine
   struct Loop {
     uint32_t begin;
     int64_t trips;  // 0: not known
@@ -259,9 +327,38 @@ class Replay {
     for (auto& list : uses_)
       for (Use& u : list)
         if (u.event >= first) u.ready += by;
+    for (auto& list : holds_)
+      for (Hold& h : list)
+        if (h.event >= first) {
+          h.begin += by;
+          h.end += by;
+        }
     pe_idle_since_ += by;
     out_.latency_ns += by;
     registers_[program_.instructions()[loop.begin].reg] = std::nullopt;
+  }
+
+  // The first time from `start` on at which no other engine holds what `in` needs of SBUF and PSUM for so long.
+  double turn(const Instruction& in, double start, double busy, int32_t& waits_for) const {
+    if (!target_.shared_ports) return start;
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (const auto& [engine, memory] : kTurns)
+        if (in.engine == engine || in.engine == Engine::vector)
+          for (const Hold& h : holds_[static_cast<size_t>(in.engine == engine ? Engine::vector : engine)])
+            if (h.memories & memory && touches(in) & memory && h.begin < start + busy && start < h.end) {
+              start = h.end;
+              waits_for = h.event;
+              moved = true;
+            }
+    }
+    return start;
+  }
+  MemorySet touches(const Instruction& in) const {
+    MemorySet set = 0;
+    for (const Operand& o : in.operands)
+      if (o.is_tile()) set |= 1 << static_cast<int>(storages_[o.access.storage].memory);
+    return set;
   }
 
   // Where registers say, as far as they are known.
@@ -286,6 +383,7 @@ class Replay {
   std::vector<Release> dma_free_;
   Release hbm_free_{0.0, -1};
   double dma_busy_ = 0, pe_idle_since_ = 0;
+  std::array<std::deque<Hold>, static_cast<int>(Engine::count)> holds_;
   std::vector<std::vector<Use>> uses_;
   std::vector<Known> registers_;
   std::vector<Loop> loops_;
@@ -295,7 +393,7 @@ class Replay {
 void Replay::issue(const Instruction& in) {
   const InstructionSpec& sp = in.spec();
   if (in.operands.empty()) return;
-  const bool dma = sp.cost.model == CostModel::dma;
+  const bool dma = sp.costs.back().model == CostModel::dma;
   const auto engine = dma ? Engine::dma : in.engine;
   const auto e = static_cast<size_t>(engine);
 
@@ -350,6 +448,7 @@ void Replay::issue(const Instruction& in) {
       if (last_event_[e] >= 0) event.waits_for = last_event_[e];
     }
     event.busy_ns = cost_.cycles(in) / ghz;
+    start = turn(in, start, event.busy_ns, event.waits_for);
     if (engine == Engine::tensor && target_.pe_warm_ns > 0) {
       // After idling the array starts at half its rate and ramps up.
       if (start - free_at_[e] > target_.pe_warm_ns || out_.events.empty()) pe_idle_since_ = start;
@@ -359,6 +458,11 @@ void Replay::issue(const Instruction& in) {
     event.start_ns = start;
     event.end_ns = start + event.busy_ns;
     free_at_[e] = event.end_ns;
+    if (target_.shared_ports) {
+      auto& list = holds_[e];
+      list.push_back({start, event.end_ns, touches(in), static_cast<int32_t>(out_.events.size())});
+      if (list.size() > kHolds) list.pop_front();
+    }
     out_.busy_ns[e] += event.busy_ns;
     if (in.opcode == Opcode::nc_matmul || in.opcode == Opcode::nc_matmul_mx) {
       const Access &a = in.operand(1).access, &b = in.operand(2).access;
@@ -390,5 +494,60 @@ void Replay::issue(const Instruction& in) {
 }  // namespace
 
 Timeline predict(const Program& program, const Target& target) { return Replay(program, target).run(); }
+
+std::string formula(const Cost& cost, const Target& target) {
+  std::ostringstream text;
+  text.precision(3);
+  const auto times = [&](std::string_view what) {
+    if (cost.per_element != 1) text << cost.per_element << ' ';
+    text << what;
+  };
+  switch (cost.model) {
+    case CostModel::none:
+      text << "1; loops, moves and allocations: 0";
+      break;
+    case CostModel::elements:
+      text << "max(" << target.min_cycles << ", ";
+      times("N)");
+      if (cost.fixed != 0) text << " + " << cost.fixed;
+      break;
+    case CostModel::matmul:
+      times("max(min(");
+      text << target.min_cycles << ", S), M), S and M elements of a stationary and a moving row (double_row: half)";
+      break;
+    case CostModel::transpose:
+      text << "max(P, min(" << target.min_cycles << ", N)), P partitions of data";
+      break;
+    case CostModel::gather:
+      text << cost.fixed
+           << " + n / (((28 + 4 e) / 4 e) / min(4 / bytes of an element, e)), n elements of a row of dst, "
+           << "e = num_elem_per_idx";
+      break;
+    case CostModel::topk:
+      text << "4 n + K, K elements of a row of val_dst";
+      break;
+    case CostModel::dma:
+      times("DMA");
+      break;
+  }
+  return text.str();
+}
+
+std::span<const std::string_view> clock_rules() {
+  static constexpr std::array<std::string_view, 6> kRules = {
+      "N: elements per partition of the first input or of the result, whichever is more.",
+      "DMA: the time of the DMA engines that share the transfer, one for 8 partitions on chip, 16 at most. A "
+      "contiguous "
+      "row takes max(dma_row_ns, bytes / dma_bytes_per_ns + dma_row_overhead_ns) of its engine; it starts dma_start_ns "
+      "after what it waits for, and all transfers together have hbm_bytes_per_ns.",
+      "An innermost stride of more than stride_bytes doubles the time of reading and writing: one cycle per element, "
+      "two where an instruction of two inputs takes two; matmul: of M.",
+      "An instruction starts access_cycles after the end of one that it depends on, and instruction_ns later if that "
+      "ran on another engine.",
+      "shared_ports: VectorE and GpSimdE take turns in SBUF, VectorE and ScalarE in PSUM.",
+      "TensorE runs at half its rate for pe_warm_ns after idling.",
+  };
+  return kRules;
+}
 
 }  // namespace neuron

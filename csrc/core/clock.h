@@ -1,6 +1,8 @@
 // Predicts when each instruction of a program would start and end on Trainium.
 #pragma once
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "program.h"
@@ -16,14 +18,14 @@ struct Target {
   double dma_bytes_per_ns = 0;  // one engine, sustained
   double dma_row_ns = 0;        // least time of one contiguous row on its engine
   double dma_row_overhead_ns = 0;
-  double dma_start_ns = 0;     // semaphore to first byte
-  double instruction_ns = 0;   // issue of a compute instruction that waits for another engine
-  double min_cycles = 64;      // initiation interval of compute instructions
-  double access_cycles = 160;  // from the end of an instruction to the start of one that depends on it
-  double fp32_matmul_passes = 4;
-  double hbm_bytes_per_ns = 0;     // per core
-  bool vector_fast_modes = false;  // 4x/2x modes for 16-bit data
-  double pe_warm_ns = 0;           // time at half rate after idling
+  double dma_start_ns = 0;      // semaphore to first byte
+  double instruction_ns = 0;    // issue of a compute instruction that waits for another engine
+  double min_cycles = 64;       // initiation interval of compute instructions
+  double access_cycles = 160;   // from the end of an instruction to the start of one that depends on it
+  double hbm_bytes_per_ns = 0;  // per core
+  double stride_bytes = 16;     // an innermost stride above it halves the rate
+  bool shared_ports = false;    // VectorE and GpSimdE take turns in SBUF, VectorE and ScalarE in PSUM
+  double pe_warm_ns = 0;        // time at half rate after idling
 };
 
 struct Event {
@@ -52,5 +54,9 @@ struct Timeline {
 // Loops run as often as their bounds say, as far as registers are known. Of long ones the first trips are replayed; the
 // others take as long as the later half of those.
 Timeline predict(const Program& program, const Target& target);
+
+// How the clock computes a cost, in words of docs/isa.md; and what holds for many instructions.
+std::string formula(const Cost& cost, const Target& target);
+std::span<const std::string_view> clock_rules();
 
 }  // namespace neuron

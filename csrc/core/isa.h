@@ -184,13 +184,52 @@ enum class Shape : uint8_t {
 // Whether partition i of the result depends on partition i of the inputs alone.
 enum class Locality : uint8_t { row, tile, control };
 
-// Engine occupancy in cycles of the engine (N: elements per partition of the first input, else of the result). The
-// clock knows one formula per model. Factors are from the instruction costs published with SDK 2.26 (see docs/isa.md).
-enum class CostModel : uint8_t { none, elements, two_inputs, matmul, transpose, dma, gather };
+// Formulas of the clock for what an instruction takes: cycles of its engine, or the DMA engines' time.
+enum class CostModel : uint8_t { none, elements, matmul, transpose, gather, topk, dma };
+
+// What a cost may depend on, with the words for it; the clock decides.
+#define NEURON_COST_CONDITIONS(X)                            \
+  X(on_vector, "on VectorE")                                 \
+  X(on_scalar, "on ScalarE")                                 \
+  X(on_gpsimd, "on GpSimdE")                                 \
+  X(in_sbuf, "all in SBUF")                                  \
+  X(inputs_in_sbuf, "inputs in SBUF")                        \
+  X(psum_input, "an input in PSUM")                          \
+  X(contiguous, "contiguous")                                \
+  X(bf16, "all bfloat16")                                    \
+  X(two_byte, "all bfloat16 or float16")                     \
+  X(fp32_moving, "float32")                                  \
+  X(transposes, "transpose mode")                            \
+  X(additive, "op0 add, subtract or multiply")               \
+  X(add_or_maximum, "op0 add or maximum")                    \
+  X(subtract_multiply, "op0 subtract, op1 multiply, N even") \
+  X(rsqrt, "op0 or op1 rsqrt")                               \
+  X(zero, "value 0")                                         \
+  X(reduces, "with reduce_res")                              \
+  X(sbuf_to_sbuf, "SBUF to SBUF")                            \
+  X(sums_in_sbuf, "dst in SBUF, all bfloat16 or all float32")
+
+enum class Condition : uint8_t {
+#define X(name, words) name,
+  NEURON_COST_CONDITIONS(X)
+#undef X
+      count,
+};
+extern const std::array<std::string_view, static_cast<int>(Condition::count)> kConditionWords;
+
+using ConditionSet = uint32_t;
+template <class... T>
+constexpr ConditionSet when(T... c) {
+  return ((1u << static_cast<int>(c)) | ...);
+}
+
 struct Cost {
   CostModel model = CostModel::none;
   double fixed = 0;        // cycles beside the elements
-  double per_element = 1;  // cycles per element of a partition
+  double per_element = 1;  // cycles per element of a partition; a factor of the other models
+  std::string_view source;
+  ConditionSet conditions = 0;  // all hold
+  int since = 2;                // generation
 };
 
 using EngineSet = uint8_t;
@@ -282,7 +321,7 @@ struct InstructionSpec {
   Shape shape;
   Locality locality;
   uint32_t rules;
-  Cost cost;
+  std::vector<Cost> costs;  // the first that applies; the last always does
   std::vector<OperandSpec> operands;
   std::string_view semantics;
   bool extension = false;   // not in the public ISA

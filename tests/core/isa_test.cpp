@@ -17,6 +17,8 @@ TEST(every_opcode_has_its_row) {
     CHECK(names.insert(s.name).second);
     CHECK(s.engines >> static_cast<int>(s.prefer) & 1);
     CHECK(s.min_generation >= 2 && s.min_generation <= 4);
+    CHECK(!s.costs.empty() && s.costs.back().conditions == 0 && s.costs.back().since <= s.min_generation);
+    for (const Cost& c : s.costs) CHECK(!c.source.empty() && c.per_element > 0);
     std::set<std::string_view> operands;
     for (const OperandSpec& o : s.operands) {
       CHECK(operands.insert(o.name).second);

@@ -11,6 +11,7 @@ import pytest
 import torchneuron.nki as nki
 import torchneuron.nki.isa as nisa
 import torchneuron.nki.language as nl
+from torchneuron import _core
 from torchneuron.perf import targets
 
 F32 = np.float32
@@ -99,6 +100,234 @@ def test_faster_dma_and_16_bit_modes():
 
     assert busy(F32, "trn2") == pytest.approx(4 * busy("bfloat16", "trn2"))
     assert busy(F32, "trn1") == pytest.approx(busy("bfloat16", "trn1"))
+
+
+def busy_ns(target, body, dtype=F32, free=1024, partitions=128):
+    """What the last instruction of body(t, u, v, x) takes: three tiles in SBUF, x in HBM."""
+
+    @nki.jit
+    def kernel(x):
+        tiles = [nl.ndarray((partitions, free), x.dtype) for _ in range(3)]
+        for t in tiles:
+            nisa.memset(t, 0)
+        body(*tiles, x)
+        return x
+
+    last = nki.profile(kernel, target=target)(np.zeros((partitions, free), dtype)).instructions[-1]
+    return (last.end - last.start) * 1e3
+
+
+def cycles(target, engine, *args, **kwargs):
+    return busy_ns(target, *args, **kwargs) * targets.get(target).values[f"clock_{engine}"]
+
+
+@pytest.mark.parametrize("target", targets.NAMES)
+def test_vector_costs_by_generation(target):
+    """N cycles for one input, 2 N for two; the 16-bit modes are trn2's (Trainium2 architecture guide)."""
+    n, fast = 1024, target != "trn1"
+
+    def add(t, u, v, x):
+        nisa.tensor_tensor(t, u, v, nl.add)
+
+    def larger(t, u, v, x):
+        nisa.tensor_tensor(t, u, v, nl.maximum)
+
+    def copy(t, u, v, x):
+        nisa.tensor_copy(t, u, engine=nisa.vector_engine)
+
+    def every_other(t, u, v, x):
+        nisa.tensor_copy(t[:, 0:512], u[:, 0:1024:2], engine=nisa.vector_engine)
+
+    def fused(t, u, v, x):
+        nisa.scalar_tensor_tensor(t, u, nl.subtract, 1.0, nl.multiply, v)
+
+    def sums(t, u, v, x):
+        nisa.tensor_reduce(t[:, 0:1], nl.add, u, axis=1)
+
+    for body, fp32, bf16 in (
+        (add, 2 * n, n), (larger, 2 * n, n if fast else 2 * n), (copy, n, n / 4 if fast else n),
+        (every_other, n / 2, n / 4 if fast else n / 2), (fused, 2 * n, n), (sums, n, n / 2),
+    ):  # fmt: skip
+        assert cycles(target, "vector", body) == pytest.approx(fp32), body.__name__
+        assert cycles(target, "vector", body, "bfloat16") == pytest.approx(bf16), body.__name__
+
+
+def test_scalar_engine_has_a_16_bit_mode_on_trn3():
+    def copy(t, u, v, x):
+        nisa.tensor_copy(t, u, engine=nisa.scalar_engine)
+
+    def activation(t, u, v, x):
+        nisa.activation(t, nl.copy, u)
+
+    for target, factor in (("trn2", 1), ("trn3", 2)):
+        assert cycles(target, "scalar", copy, "bfloat16") == pytest.approx(1024 / factor)
+        assert cycles(target, "scalar", copy) == pytest.approx(1024)
+        assert cycles(target, "scalar", activation, "bfloat16") == pytest.approx(1024)
+
+
+@pytest.mark.parametrize("target", targets.NAMES)
+def test_rsqrt_on_gpsimd_takes_four_times_as_long(target):
+    def on_gpsimd(t, u, v, x):
+        nisa.tensor_scalar(t, u, nl.rsqrt, 0.0, engine=nisa.gpsimd_engine)
+
+    def on_scalar(t, u, v, x):
+        nisa.activation(t, nl.rsqrt, u)
+
+    assert busy_ns(target, on_gpsimd) == pytest.approx(4 * busy_ns(target, on_scalar))
+
+
+@pytest.mark.parametrize(
+    ("step", "dtype", "factor"), [(4, F32, 1), (5, F32, 2), (8, "bfloat16", 1), (9, "bfloat16", 2)]
+)
+def test_strides_of_more_than_16_bytes_halve_the_rate(step, dtype, factor):
+    n = 1024 // step
+
+    def one_input(t, u, v, x):
+        nisa.activation(t[:, 0:n], nl.copy, u[:, 0 : n * step : step])
+
+    def two_inputs(t, u, v, x):
+        nisa.tensor_tensor(t[:, 0:n], u[:, 0 : n * step : step], v[:, 0:n], nl.maximum)
+
+    def slow_anyway(t, u, v, x):
+        nisa.reciprocal(t[:, 0:n], u[:, 0 : n * step : step])
+
+    assert cycles("trn1", "scalar", one_input, dtype) == pytest.approx(factor * n)
+    assert cycles("trn1", "vector", two_inputs, dtype) == pytest.approx(factor * 2 * n)
+    assert cycles("trn1", "vector", slow_anyway, dtype) == pytest.approx(8 * n)
+
+
+def test_dma_that_sums_runs_at_half_rate_before_trn3():
+    """On trn3 near SBUF at a copy's (Trainium3 architecture guide: read-add-write); other sums as before."""
+
+    def copy(t, u, v, x):
+        nisa.dma_copy(t, x)
+
+    def in_sbuf(t, u, v, x):
+        nisa.dma_compute(t, [t, x], nl.add)
+
+    def copy_in_hbm(t, u, v, x):
+        nisa.dma_copy(nl.ndarray(x.shape, x.dtype, nl.shared_hbm), x)
+
+    def in_hbm(t, u, v, x):
+        nisa.dma_compute(nl.ndarray(x.shape, x.dtype, nl.shared_hbm), [x, t], nl.add)
+
+    for target, factor in (("trn1", 2), ("trn2", 2), ("trn3", 1)):
+        assert busy_ns(target, in_sbuf) == pytest.approx(factor * busy_ns(target, copy))
+        assert busy_ns(target, in_hbm) == pytest.approx(2 * busy_ns(target, copy_in_hbm))
+
+
+def test_dma_transposes_at_most_at_90_and_50_percent_of_a_copys_rate():
+    def copy(t, u, v, x):
+        nisa.dma_copy(t, x)
+
+    def from_hbm(t, u, v, x):
+        nisa.dma_transpose(t, x)
+
+    def from_sbuf(t, u, v, x):
+        nisa.dma_transpose(t, u)
+
+    time, hbm, sbuf = (busy_ns("trn2", body, "bfloat16", 128) for body in (copy, from_hbm, from_sbuf))
+    assert time <= 0.9 * hbm * (1 + 1e-9) and time <= 0.5 * sbuf * (1 + 1e-9) and hbm < sbuf
+
+
+@pytest.mark.parametrize("target", targets.NAMES)
+def test_matmul_passes(target):
+    """Four for fp32; two in transpose mode from trn2 on."""
+
+    def kernel(transpose, dtype):
+        def body(t, u, v, x):
+            out = nl.ndarray((128, 128), dtype if transpose else nl.float32, nl.psum)
+            nisa.nc_matmul(out, t, u, is_transpose=transpose)
+
+        return cycles(target, "tensor", body, dtype, 128)
+
+    cold = 1 if target == "trn1" else 2  # its first instructions run at half the rate
+    assert kernel(False, "bfloat16") == pytest.approx(128 * cold)
+    assert kernel(False, "float32") == pytest.approx(4 * 128 * cold)
+    if target != "trn1":
+        assert kernel(True, "float32") == pytest.approx(2 * 128 * cold)
+
+
+def test_topk_costs_as_published():
+    def body(t, u, v, x):
+        nisa.topk(t[:, 0:64], nl.ndarray((128, 64), nl.uint32), u, n=4096)
+
+    assert cycles("trn2", "gpsimd", body, "bfloat16") == pytest.approx(4 * 4096 + 64)
+
+
+@pytest.mark.parametrize(("target", "shared"), [("trn1", True), ("trn2", False), ("trn3", False)])
+def test_engines_take_turns_at_the_memories_of_trn1(target, shared):
+    """VectorE and GpSimdE in SBUF, VectorE and ScalarE in PSUM (NeuronCore-v2; lifted from v3 on)."""
+
+    def overlap(body, first, second):
+        @nki.jit
+        def kernel(x):
+            body(*(nl.ndarray((128, 512), nl.float32) for _ in range(2)))
+            return x
+
+        p = nki.profile(kernel, target=target)(np.zeros((1, 1), F32))
+        one, other = ([e for e in p.instructions if e.engine == name] for name in (first, second))
+        return any(a.start < b.end and b.start < a.end for a in one for b in other)
+
+    def in_sbuf(a, b):
+        nisa.memset(a, 1.0, engine=nisa.vector_engine)
+        nisa.memset(b, 1.0, engine=nisa.gpsimd_engine)
+
+    def in_psum(a, b):
+        p, q = (nl.ndarray((128, 512), nl.float32, nl.psum) for _ in range(2))
+        nisa.memset(a, 1.0, engine=nisa.gpsimd_engine)
+        nisa.activation(p, nl.copy, a)
+        for _ in range(4):
+            nisa.memset(q, 1.0, engine=nisa.vector_engine)
+
+    def beside_psum(a, b):
+        nisa.memset(a, 1.0, engine=nisa.gpsimd_engine)
+        nisa.memset(nl.ndarray((128, 512), nl.float32, nl.psum), 1.0, engine=nisa.vector_engine)
+
+    def both_in_sbuf(a, b):
+        nisa.memset(a, 1.0, engine=nisa.vector_engine)
+        nisa.activation(b, nl.copy, a)
+        for _ in range(4):
+            nisa.memset(nl.ndarray((128, 512), nl.float32), 1.0, engine=nisa.vector_engine)
+
+    assert overlap(in_sbuf, "vector", "gpsimd") == (not shared)
+    assert overlap(in_psum, "vector", "scalar") == (not shared)
+    assert overlap(beside_psum, "vector", "gpsimd") and overlap(both_in_sbuf, "vector", "scalar")
+
+
+def test_every_cost_has_a_source():
+    for i in _core.INSTRUCTIONS:
+        assert i["costs"] and not i["costs"][-1]["conditions"], i["name"]
+        for c in i["costs"]:
+            assert len(c["source"]) > 8 and "/" not in c["source"] and ".md" not in c["source"], (i["name"], c)
+
+
+def test_instruction_document_states_the_clocks_costs(root):
+    """Against the published formulas."""
+    text = (root / "docs/isa.md").read_text()
+    rows = dict(re.findall(r"^## (\w+).*?\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    for name, *formulas in (
+        ("activation", "max(64, N) + 64", "max(64, N)"), ("tensor_scalar_reduce", "max(64, N) + 64"),
+        ("tensor_copy_predicated", "max(64, N)", "max(64, 2 N)"), ("tensor_tensor_scan", "max(64, 2 N)"),
+        ("tensor_tensor", "max(64, N)` if an input in PSUM", "`max(64, 2 N)` (NKI"), ("scalar_tensor_tensor", "max(64, N)", "max(64, 2 N)"),
+        ("tensor_reduce", "max(64, 0.5 N)", "max(64, N)"), ("memset", "max(64, 0.5 N)", "max(64, N)"),
+        ("reciprocal", "max(64, 8 N)"), ("iota", "max(64, N) + 150"), ("nc_matmul", "4 max(min(64, S), M)"),
+        ("topk", "4 n + K"), ("dma_copy", "DMA"), ("dma_transpose", "2 DMA", "1.11 DMA"), ("dma_compute", "DMA", "2 DMA"),
+        ("loop_begin", "0"),
+    ):  # fmt: skip
+        cost = rows[name][rows[name].index("* cost") :]
+        places = [cost.find(f) for f in formulas]
+        assert min(places) >= 0 and places == sorted(places), (name, cost)
+
+
+def test_targets_scale_one_curve_of_row_times():
+    """The guide states one saturation curve over bytes per partition for every target; trn2's is published."""
+    trn2 = targets.get("trn2").values
+    for target in ("trn1", "trn3"):
+        t = targets.get(target).values
+        for key in ("dma_row_ns", "dma_row_overhead_ns"):
+            assert t[key] == round(trn2[key] * trn2["dma_bytes_per_ns"] / t["dma_bytes_per_ns"]), (target, key)
+            assert "derived" in targets.sources(target)[key]["source"]
 
 
 def test_every_number_of_a_target_has_a_source():

@@ -15,8 +15,7 @@ NAMES = ("trn1", "trn2", "trn3")
 _ALIASES = {"gen2": "trn1", "inf2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 _MODEL_FIELDS = (
     "generation", "sbuf_bytes", "dma_engines", "dma_bytes_per_ns", "dma_row_ns", "dma_row_overhead_ns", "dma_start_ns",
-    "instruction_ns", "min_cycles", "access_cycles", "fp32_matmul_passes", "hbm_bytes_per_ns", "vector_fast_modes",
-    "pe_warm_ns",
+    "instruction_ns", "min_cycles", "access_cycles", "hbm_bytes_per_ns", "stride_bytes", "shared_ports", "pe_warm_ns",
 )  # fmt: skip
 
 
