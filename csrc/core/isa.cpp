@@ -52,7 +52,7 @@ NEURON_COST_CONDITIONS(X)
 constexpr std::string_view kStubs = "NKI 2.26 API stubs, \"Estimated instruction cost\"";
 constexpr std::string_view kTrn2 = "Trainium2 architecture guide";
 constexpr std::string_view kTrn3Quad = "Trainium3 architecture guide: 4 per partition and cycle";
-constexpr std::string_view kDmaGuide = "NKI DMA bandwidth guide";
+constexpr std::string_view kDmaGuide = "NKI DMA overview and bandwidth guide";
 constexpr std::string_view kStubsNoGpsimd =
     "NKI 2.26 API stubs, \"Estimated instruction cost\" (VectorE, ScalarE); GpSimdE assumed alike";
 constexpr std::string_view kAsGpsimd = "assumed as affine_select: no source states it";

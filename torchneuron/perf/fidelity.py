@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DMA_GUIDE = "aws-neuron-sdk, nki/deep-dives, DMA introduction (saturation curve, read off the figure)"
+DMA_GUIDE = "aws-neuron-sdk, nki/get-started, DMA overview (saturation curve, read off the figure)"
 PLATEAU = 368.0  # GB/s of 128 partitions on trn2: 16 engines at 23 bytes/ns
 DMA_CURVE = {64: 2.6, 128: 5, 256: 10.3, 512: 20.6, 1024: 42.4, 2048: 81.3, 4096: 96.6, 8192: 98.3, 16384: 99.0}
 
@@ -165,7 +165,7 @@ def points() -> list[Point]:
         "DMA of [4, 4096] bf16, one engine: transfer time",
         "trn2",
         1416.0,
-        "aws-neuron-sdk, nki/deep-dives, DMA guide",
+        "aws-neuron-sdk, nki/get-started, DMA overview",
         _one_engine(),
         lambda: (np.zeros((4, 4096), "bfloat16"),),
     )
