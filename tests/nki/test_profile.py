@@ -340,7 +340,7 @@ def test_instruction_document_states_the_clocks_costs(root):
 
 
 def test_targets_scale_one_curve_of_row_times():
-    """The guide states one saturation curve over bytes per partition for every target; trn2's is published."""
+    """The saturation curve over bytes per partition is published once, without a rate."""
     trn2 = targets.get("trn2").values
     for target in ("trn1", "trn3"):
         t = targets.get(target).values
