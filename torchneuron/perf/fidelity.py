@@ -15,7 +15,9 @@ DMA_GUIDE = "aws-neuron-sdk, nki/get-started, DMA overview (saturation curve, re
 # The figure's axis has no numbers and it names no target: shares (%) of its last point, 32768 bytes, which is taken for
 # the sustained rate of 16 engines of trn2, 23 bytes/ns each.
 PLATEAU = 368.0
-DMA_CURVE = {32: 1.2, 64: 2.6, 128: 5, 256: 10.3, 512: 20.6, 1024: 42.4, 2048: 81.3, 4096: 96.6, 8192: 98.3, 16384: 99.0}
+DMA_CURVE = {
+    32: 1.2, 64: 2.6, 128: 5, 256: 10.3, 512: 20.6, 1024: 42.4, 2048: 81.3, 4096: 96.6, 8192: 98.3, 16384: 99.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
