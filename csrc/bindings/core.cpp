@@ -373,13 +373,9 @@ PYBIND11_MODULE(_core, m) {
     py::list events;
     for (const Event& e : line.events) {
       const Instruction& in = p.instructions()[e.instruction];
-      int64_t hbm = 0;  // bytes read from it and written to it
-      for (const Operand& o : in.operands)
-        if (e.bytes && o.is_tile() && !on_chip(p.storages()[o.access.storage].memory))
-          hbm += o.access.elements() * size_of(o.access.dtype);
       const std::string_view of = e.flops > 0 ? info(in.operand(1).access.dtype).name : "";  // matmul's stationary
       events.append(py::make_tuple(e.instruction, std::string(kEngineNames[static_cast<int>(e.engine)]), e.start_ns,
-                                   e.end_ns, e.bytes, hbm, e.flops, std::string(of), e.waits_for, e.times));
+                                   e.end_ns, e.bytes, e.hbm_bytes, e.flops, std::string(of), e.waits_for, e.times));
     }
     py::list loops;  // (line, trips, trips on the timeline)
     for (const LoopNote& l : line.loops) loops.append(py::make_tuple(l.source, l.trips, l.shown));

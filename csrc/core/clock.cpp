@@ -94,6 +94,13 @@ class Model {
                     in.operand(0).is_tile() ? in.operand(0).access.free_size() : 1);
   }
 
+  int64_t hbm_bytes(const Instruction& in) const {
+    int64_t bytes = 0;
+    for (const Operand& o : in.operands)
+      if (o.is_tile() && !on_chip(memory(o))) bytes += o.access.elements() * size_of(o.access.dtype);
+    return bytes;
+  }
+
  private:
   Memory memory(const Operand& o) const { return storages_[o.access.storage].memory; }
 
@@ -418,15 +425,17 @@ void Replay::issue(const Instruction& in) {
         cross = out_.events[u.event].engine != engine;
       }
   }
-  Event event{position_, engine, 0, 0, 0, 0, 0, waits, 1};
+  Event event{position_, engine, 0, 0, 0, 0, 0, 0, waits, 1};
   if (dma) {
     int engines = 1;
     event.busy_ns = cost_.dma(in, engines, event.bytes);
+    event.hbm_bytes = cost_.hbm_bytes(in);
     // The least busy engines take it; HBM's share of the core is a limit too.
     std::partial_sort(dma_free_.begin(), dma_free_.begin() + engines, dma_free_.end());
     const double start = ready + target_.dma_start_ns;
     const auto id = static_cast<int32_t>(out_.events.size());
-    const Release last = std::max(dma_free_[engines - 1], hbm_free_);
+    const bool shares = event.hbm_bytes > 0 && target_.hbm_bytes_per_ns > 0;
+    const Release last = shares ? std::max(dma_free_[engines - 1], hbm_free_) : dma_free_[engines - 1];
     if (last.first > start) event.waits_for = last.second;
     double end = 0;
     for (int k = 0; k < engines; ++k) {
@@ -434,8 +443,9 @@ void Replay::issue(const Instruction& in) {
       end = std::max(end, dma_free_[k].first);
     }
     dma_busy_ += event.busy_ns * engines;
-    if (target_.hbm_bytes_per_ns > 0) {
-      hbm_free_ = {std::max(hbm_free_.first, start) + static_cast<double>(event.bytes) / target_.hbm_bytes_per_ns, id};
+    if (shares) {
+      const double needed = static_cast<double>(event.hbm_bytes) / target_.hbm_bytes_per_ns;
+      hbm_free_ = {std::max(hbm_free_.first, start) + needed, id};
       end = std::max(end, hbm_free_.first);
     }
     event.start_ns = std::max(start, end - event.busy_ns);

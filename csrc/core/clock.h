@@ -33,6 +33,7 @@ struct Event {
   Engine engine;
   double start_ns, end_ns, busy_ns;
   int64_t bytes;      // DMA: moved
+  int64_t hbm_bytes;  // of these read from HBM, and written to it
   double flops;       // TensorE
   int32_t waits_for;  // event that decided the start; -1: none
   int64_t times;      // how many of the instruction's runs it stands for
