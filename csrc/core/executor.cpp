@@ -1233,25 +1233,45 @@ struct Semantics {
     const int64_t n = dst.free;
     std::vector<int32_t> values(n);
     const int32_t zero = 0;
-    float *x = scratch(0, n), *z = scratch(1, n);
     for (int64_t r = begin; r < end; ++r) {
       affine_values(in, in.offset + r * in.channel_multiplier, n, values.data());
       int_op(in.op0, Dtype::int32)(values.data(), 1, &zero, 0, values.data(), n);
-      const float* v = load(c.v[1], r, 0, n, x);
-      for (int64_t i = 0; i < n; ++i) z[i] = values[i] ? v[i] : static_cast<float>(in.value);
-      store(dst, r, 0, n, z);
+      copy_row(dst, r, c.v[1], r);
+      replace(dst, r, values, static_cast<float>(in.value));
     }
+  }
+
+  // Elements of a row that are not kept become `value`; the others are not touched.
+  static void replace(const View& v, int64_t row, const std::vector<int32_t>& keep, float value) {
+    char bytes[4];
+    const int64_t item = size_of(v.dtype);
+    K().store[static_cast<int>(v.dtype)](&value, 1, bytes, item);
+    int64_t i = 0;
+    for_runs(v, row, 0, v.free, [&](char* p, int64_t stride, int64_t n) {
+      for (int64_t k = 0; k < n; ++k)
+        if (!keep[i++]) std::memcpy(p + k * stride, bytes, item);
+    });
+  }
+
+  // visit(i, 32 random bits of a partition); element i is drawn from state i % the number of states.
+  template <class F>
+  static void bits(std::vector<Core::Generator>& generators, int64_t partition, int64_t n, F&& visit) {
+    Core::Generator& g = generators[partition];
+    for (int64_t i = 0; i < n; ++i) visit(i, g[i % g.size()].next());
+  }
+  template <class F>
+  static void uniform(std::vector<Core::Generator>& generators, int64_t partition, int64_t n, F&& visit) {
+    bits(generators, partition, n, [&](int64_t i, uint32_t b) { visit(i, static_cast<float>(b >> 8) * 0x1p-24f); });
   }
 
   static void dropout(Core& core, const Call& c, int64_t begin, int64_t end) {
     const View& dst = c.v[0];
-    float *x = scratch(0, dst.free), *z = scratch(1, dst.free);
+    std::vector<int32_t> keep(dst.free);
     for (int64_t r = begin; r < end; ++r) {
-      Xorwow& random = core.random_[0][dst.partition + r];
       const float prob = number(c, 2, r);
-      const float* v = load(c.v[1], r, 0, dst.free, x);
-      for (int64_t i = 0; i < dst.free; ++i) z[i] = static_cast<float>(random.next() >> 8) * 0x1p-24f < prob ? 0 : v[i];
-      store(dst, r, 0, dst.free, z);
+      uniform(core.random_[0], dst.partition + r, dst.free, [&](int64_t i, float u) { keep[i] = u >= prob; });
+      copy_row(dst, r, c.v[1], r);
+      replace(dst, r, keep, 0);
     }
   }
 
@@ -1378,7 +1398,7 @@ struct Semantics {
         const char* x = line.view.row(p);
         for (int64_t i = 0; i < count; ++i)
           for (int64_t e = 0; e < run; ++e) {
-            const int64_t at = static_cast<int64_t>(indices[i]) * run + e;
+            const int64_t at = static_cast<int64_t>(indices[i]) + e;
             if (at >= src.free)
               throw OutOfBounds("local_gather", "index", "is out of bounds: element " + std::to_string(at),
                                 c.in->source);
@@ -1439,10 +1459,7 @@ struct Semantics {
   static void sequence_bounds(Core&, const Call& c, int64_t, int64_t) {
     const View &dst = c.v[0], &ids = c.v[1];
     const int64_t n = ids.free;
-    float* row = scratch(0, n);
-    for (int64_t r = 0; r < ids.rows; ++r) {
-      const float* x = load(ids, r, 0, n, row);
-      std::vector<float> out(2 * n);
+    const auto bounds = [n](const auto* x, float* out) {
       for (int64_t i = 0; i < n;) {
         int64_t j = i;
         do ++j;
@@ -1453,6 +1470,14 @@ struct Semantics {
         }
         i = j;
       }
+    };
+    std::vector<float> out(2 * n);
+    std::vector<int32_t> whole(n);
+    for (int64_t r = 0; r < ids.rows; ++r) {
+      if (is_integer(ids.dtype))  // ids that fp32 cannot tell apart
+        bounds(load_int(ids, r, 0, n, whole.data()), out.data());
+      else
+        bounds(load(ids, r, 0, n, scratch(0, n)), out.data());
       store(dst, r, 0, 2 * n, out.data());
     }
   }
@@ -1470,15 +1495,16 @@ struct Semantics {
         for (int64_t j = 0; j < src.free; ++j)
           if (j * lanes + p < n) stream[j * lanes + p] = x[j];
       }
-      const int64_t k = std::min(n, values.free * std::min<int64_t>(lanes, values.rows - g));
+      const int64_t k = std::min(n, values.free);
       std::vector<int32_t> order(n);
       for (int64_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(i);
       std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return stream[a] > stream[b]; });
-      const int64_t out_lanes = std::min<int64_t>(lanes, values.rows - g);
-      for (int64_t i = 0; i < k; ++i) {  // ascending
-        const int32_t from = order[k - 1 - i];
-        store(values, g + i % out_lanes, i / out_lanes, 1, &stream[from]);
-        store_int(indices, g + i % out_lanes, i / out_lanes, 1, &from);
+      std::reverse(order.begin(), order.begin() + k);  // ascending
+      std::vector<float> largest(k);
+      for (int64_t i = 0; i < k; ++i) largest[i] = stream[order[i]];
+      for (int64_t r = g; r < std::min(g + lanes, values.rows); ++r) {  // each partition gets all of them
+        store(values, r, 0, k, largest.data());
+        store_int(indices, r, 0, k, order.data());
       }
     }
   }
@@ -1504,7 +1530,7 @@ struct Semantics {
         float top = 0;
         for (int64_t p = 0; p < 8; ++p)
           for (int64_t k = 0; k < 4; ++k) top = std::max(top, std::fabs(x[p * src.free + 4 * j + k]));
-        const int e = top > 0 ? std::ilogb(top) - (max_exponent - headroom) : -127;
+        const int e = std::isinf(top) ? 127 : top > 0 ? std::ilogb(top) - (max_exponent - headroom) : -127;
         const int biased = std::clamp(e + 127, 0, 254);
         for_runs(scale, at, j, 1, [&](char* p, int64_t, int64_t) { *p = static_cast<char>(biased); });
         for (int64_t p = 0; p < 8; ++p)
@@ -1519,21 +1545,21 @@ struct Semantics {
     }
   }
 
-  static std::vector<Xorwow>& generator(Core& core, const Call& c) {
+  static std::vector<Core::Generator>& generators(Core& core, const Call& c) {
     return core.random_[c.in->engine == Engine::gpsimd ? 1 : 0];
   }
 
   static void rng(Core& core, const Call& c, int64_t, int64_t) {
     const View& dst = c.v[0];
-    std::vector<int32_t> bits(dst.free);
+    std::vector<int32_t> words(dst.free);
+    float* z = scratch(0, dst.free);
     for (int64_t r = 0; r < dst.rows; ++r) {
-      for (int32_t& b : bits) b = static_cast<int32_t>(generator(core, c)[dst.partition + r].next());
       if (is_integer(dst.dtype)) {
-        store_int(dst, r, 0, dst.free, bits.data());
+        bits(generators(core, c), dst.partition + r, dst.free,
+             [&](int64_t i, uint32_t b) { words[i] = static_cast<int32_t>(b); });
+        store_int(dst, r, 0, dst.free, words.data());
       } else {
-        float* z = scratch(0, dst.free);
-        for (int64_t i = 0; i < dst.free; ++i)
-          z[i] = static_cast<float>(static_cast<uint32_t>(bits[i]) >> 8) * 0x1p-24f;
+        uniform(generators(core, c), dst.partition + r, dst.free, [&](int64_t i, float u) { z[i] = u; });
         store(dst, r, 0, dst.free, z);
       }
     }
@@ -1543,11 +1569,9 @@ struct Semantics {
     const View& dst = c.v[0];
     float* z = scratch(0, dst.free);
     for (int64_t r = 0; r < dst.rows; ++r) {
-      const float low = number(c, 1, r), high = number(c, 2, r);
-      for (int64_t i = 0; i < dst.free; ++i) {
-        const float u = static_cast<float>(core.random_[0][dst.partition + r].next() >> 8) * 0x1p-24f;
-        z[i] = low + u * (high - low);
-      }
+      const double low = number(c, 1, r), high = number(c, 2, r);  // whose difference may be too large for fp32
+      uniform(core.random_[0], dst.partition + r, dst.free,
+              [&](int64_t i, float u) { z[i] = static_cast<float>(low + u * (high - low)); });
       store(dst, r, 0, dst.free, z);
     }
   }
@@ -1563,8 +1587,9 @@ struct Semantics {
     for (int64_t r = 0; r < v.rows; ++r) {
       int32_t words[24];
       load_int(v, r, 0, v.free, words);
-      for (int64_t i = 0; i < std::min<int64_t>(6, v.free); ++i)
-        generator(core, c)[v.partition + r].s[i] = static_cast<uint32_t>(words[i]);
+      Core::Generator& g = generators(core, c)[v.partition + r];
+      for (int64_t i = 0; i < std::min<int64_t>(6 * g.size(), v.free); ++i)
+        g[i / 6].s[i % 6] = static_cast<uint32_t>(words[i]);
     }
   }
 
@@ -1572,7 +1597,8 @@ struct Semantics {
     const View& v = c.v[0];
     for (int64_t r = 0; r < v.rows; ++r) {
       int32_t words[24] = {};
-      for (int i = 0; i < 6; ++i) words[i] = static_cast<int32_t>(generator(core, c)[v.partition + r].s[i]);
+      const Core::Generator& g = generators(core, c)[v.partition + r];
+      for (size_t i = 0; i < 6 * g.size(); ++i) words[i] = static_cast<int32_t>(g[i / 6].s[i % 6]);
       store_int(v, r, 0, v.free, words);
     }
   }
@@ -1648,7 +1674,10 @@ void Core::seed(uint32_t s) {
   for (int e = 0; e < 2; ++e) {
     random_[e].clear();
     for (int64_t p = 0; p < kPartitions; ++p)
-      random_[e].emplace_back(s * 2654435761u + static_cast<uint32_t>(e * 4096 + p));
+      for (int k = 0; k < (e ? 1 : 4); ++k) {
+        if (!k) random_[e].emplace_back();
+        random_[e].back().emplace_back(s * 2654435761u + static_cast<uint32_t>(e * 4096 + k * 1024 + p));
+      }
   }
 }
 

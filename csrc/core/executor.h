@@ -118,7 +118,8 @@ class Core {
   std::vector<int64_t> registers_;
   Aligned arena_[2];  // SBUF, PSUM: row p of every tile lies in row p
   Registers registers_of_engines_;
-  std::vector<Xorwow> random_[2];      // VectorE, GpSimdE
+  using Generator = std::vector<Xorwow>;  // of a partition: four states on VectorE, one on GpSimdE
+  std::vector<Generator> random_[2];      // VectorE, GpSimdE
   std::vector<InitMap> runtime_maps_;  // of buffers with reads or matmuls that decide at run time
   std::vector<uint8_t> tracked_;
   uint32_t position_ = 0;  // segment

@@ -678,8 +678,8 @@ def local_gather(
     num_valid_indices: int | None = None,
     name: str | None = None,
 ) -> Instruction:
-    """Each group of 16 partitions gathers runs of num_elem_per_idx elements at index * num_elem_per_idx; its indices
-    are index's 16 rows read column by column."""
+    """Each group of 16 partitions gathers runs of num_elem_per_idx elements that begin where the 16 rows of its part of
+    index, read column by column, say."""
     return emit(
         "local_gather", 0, (dst, src_buffer, index),
         {"count": num_elem_per_idx, "group": num_valid_indices or 0},
@@ -706,7 +706,8 @@ def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = N
 
 
 def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: str | None = None) -> Instruction:
-    """The largest values (ascending) and their positions of a stream of n elements, element i in partition i % 16."""
+    """Each partition of val_dst and idx_dst: the largest values (as many as val_dst has elements there, ascending) and
+    their positions of the stream of n elements in its 16 partitions, element i in partition i % 16."""
     if not 8 <= n < 65536:
         raise NkiValidationError("topk", "n", f"{n} must be in 8 .. 65535")
     return emit("topk", 0, (val_dst, idx_dst, src), {"count": n})
