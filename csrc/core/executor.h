@@ -120,7 +120,7 @@ class Core {
   Registers registers_of_engines_;
   using Generator = std::vector<Xorwow>;  // of a partition: four states on VectorE, one on GpSimdE
   std::vector<Generator> random_[2];      // VectorE, GpSimdE
-  std::vector<InitMap> runtime_maps_;  // of buffers with reads or matmuls that decide at run time
+  std::vector<InitMap> runtime_maps_;     // of buffers with reads or matmuls that decide at run time
   std::vector<uint8_t> tracked_;
   uint32_t position_ = 0;  // segment
   bool entered_ = false;
